@@ -68,6 +68,8 @@ _MAX_SMALL_NS = 100_000
 _MIN_SHARE = 0.005
 _MAX_GROUPS = 8
 _MAX_STEPS = 1_000
+_BATCH = 1 << 16
+"""Number of rows that are added together."""
 _US = 1_000
 _Rows = NDArray[np.int32]
 _Codes = NDArray[np.uint8]
@@ -112,6 +114,9 @@ class PathCauses:
         self._label = np.append(_labels(names, kinds, self._head), np.uint8(0))
         self._place = np.append(_places(names), np.int32(-1))
         self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
+        self._syncs = np.zeros(0, np.int32) if self._is_sync is None else np.flatnonzero(self._is_sync).astype(np.int32)
+        self._syncs = self._syncs[np.argsort(names.events.start_ns[self._syncs], kind="stable")]
+        self._sync_start = names.events.start_ns[self._syncs]
         self._groups: dict[_Key, _Group] = {}
         self._step_ns: list[int] = []
         self._step_flops: list[float] = []
@@ -120,19 +125,26 @@ class PathCauses:
     def add(self, window: PathWindow) -> None:
         """Add the critical path of a window."""
         recording = window.recording
+        batch: list[_StepRows] = []
+        count = 0
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(path):
-                self._add_step(path, window.rows_of_trace(path.row))
-                self._add_synchronisations(begin, end)
+                of_step = self._path_rows(path, window.rows_of_trace(path.row)), self._synchronisations(begin, end)
+                batch += of_step
+                count += sum(len(rows.row) for rows in of_step)
                 self._step_ns.append(end - begin)
                 if self._flops is not None:
                     starts, flops = self._flops
                     first, last = starts.searchsorted([begin, end])
                     self._step_flops.append(float(flops[last] - flops[first]))
+                if count >= _BATCH:
+                    self._add_rows(batch)
+                    batch, count = [], 0
+        self._add_rows(batch)
 
     def add_gains(self, replay: Replay, window: PathWindow) -> None:
         """Add the gains in a window to the largest groups."""
-        rows = window.rows_of_trace(np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1)))
+        rows = slice(None) if window.rows is None else np.append(window.rows, -1)
         place, label = self._place[rows], self._label[rows]
         for key in self._largest():
             group = self._groups[key]
@@ -160,29 +172,34 @@ class PathCauses:
         """FLOPs of the counted operators in each step. Empty if there are more than 1,000 steps."""
         return tuple(self._step_flops) if len(self._step_flops) <= _MAX_STEPS else ()
 
-    def _add_step(self, path: Path, row: _Rows) -> None:
-        kind, time = path.kind, path.end - path.begin
-        code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind]).astype(np.int64)
+    def _path_rows(self, path: Path, row: _Rows) -> _StepRows:
+        """Return the rows on the path of the next step that have a cause."""
+        kind = path.kind
+        code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
         members = np.flatnonzero(code)
-        self._add_rows(code[members], row[members], time[members])
+        return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
 
-    def _add_synchronisations(self, begin: int, end: int) -> None:
-        events = self._names.events
-        if self._is_sync is not None:
-            row = np.flatnonzero(self._is_sync & (events.start_ns >= begin) & (events.start_ns < end)).astype(np.int32)
-            self._add_rows(np.full(len(row), _code(SYNCHRONISATION)), row, events.duration_ns[row])
+    def _synchronisations(self, begin: int, end: int) -> _StepRows:
+        """Return the synchronisations that start in the next step."""
+        row = self._syncs[slice(*self._sync_start.searchsorted((begin, end)).tolist())]
+        code = np.full(len(row), _code(SYNCHRONISATION), np.uint8)
+        return _StepRows(len(self._step_ns), code, row, self._names.events.duration_ns[row])
 
-    def _add_rows(self, code: Int, row: _Rows, time: Int) -> None:
-        """Add the time of rows in the current step to their groups."""
+    def _add_rows(self, batch: Sequence[_StepRows]) -> None:
+        """Add the time of the rows of some steps to their groups."""
+        if not batch:
+            return
+        step = np.repeat([rows.step for rows in batch], [len(rows.row) for rows in batch])
+        code, row, time = (np.concatenate(parts) for parts in list(zip(*batch, strict=True))[1:])
         place = np.where(_HAS_PLACE[code], self._place[row], -1)
-        keys, index = np.unique(code * (len(self._texts) + 1) + place + 1, return_inverse=True)
+        keys, index = np.unique(code * np.int64(len(self._texts) + 1) + place + 1, return_inverse=True)
         order = np.argsort(index, kind="stable")
         bounds = np.searchsorted(index[order], np.arange(len(keys) + 1)).tolist()
         for number, key in enumerate(keys.tolist()):
             members = order[bounds[number] : bounds[number + 1]]
             cause, of_place = divmod(key, len(self._texts) + 1)
             group = self._groups.setdefault(_Key(cause, of_place - 1), _Group())
-            group.add(len(self._step_ns), self._columns(row[members], cause), time[members])
+            group.add(step[members], self._columns(row[members], cause), time[members])
 
     def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
         """Return the operator (row and name), module, annotation and frame of each event."""
@@ -230,6 +247,15 @@ class PathCauses:
         )
 
 
+class _StepRows(NamedTuple):
+    """Rows of one step, and the cause and time of each."""
+
+    step: int
+    code: _Codes
+    row: _Rows
+    time: Int
+
+
 class _Key(NamedTuple):
     cause: int
     """Position in `CAUSES`, starting at 1."""
@@ -250,15 +276,19 @@ class _Group:
     """Time by code, with one counter each for names, modules, annotations and frames."""
     gain: Gain = attrs.field(factory=Gain)
 
-    def add(self, step: int, columns: Sequence[NDArray[np.integer]], time: Int) -> None:
-        of_step = int(time.sum())
-        self.time_ns += of_step
-        self.steps[step] = self.steps.get(step, 0) + of_step
-        _, first = np.unique(columns[0], return_index=True)
-        self.calls.update(columns[1][first].tolist())
+    def add(self, step: Int, columns: Sequence[NDArray[np.integer]], time: Int) -> None:
+        """Add rows, sorted by step, of steps that have not been added."""
+        self.time_ns += int(time.sum())
+        first = np.flatnonzero(np.diff(step, prepend=-1))
+        self.steps.update(zip(step[first].tolist(), np.add.reduceat(time, first).tolist(), strict=True))
+        _, first = np.unique((step << 32) + columns[0], return_index=True)
+        names, counts = np.unique(columns[1][first], return_counts=True)
+        self.calls.update(dict(zip(names.tolist(), counts.tolist(), strict=True)))
         for counter, column in zip(self.columns, columns[1:], strict=True):
-            codes, index = np.unique(column, return_inverse=True)
-            counter.update(dict(zip(codes.tolist(), np.bincount(index, weights=time).tolist(), strict=True)))
+            codes, first, index = np.unique(column, return_index=True, return_inverse=True)
+            times = np.bincount(index, weights=time)
+            order = np.lexsort((codes, step[first]))  # of codes with the same time, the first one counts
+            counter.update(dict(zip(codes[order].tolist(), times[order].tolist(), strict=True)))
 
     def most_called(self) -> int | None:
         """Return the code of the most frequently called name, or ``None`` if there are no names."""

@@ -57,10 +57,7 @@ class DeviceEvents:
         self.ends = self.end[self.order]
         self.call_start: dict[int, int] = {}
         """Start time of each call that a ``cuda_sync`` record refers to, by correlation ID."""
-        # `order`, grouped by stream.
-        self._order_by_track = self.order[np.argsort(self.track[self.order], kind="stable")]
-        self._tracks_by_end = self.track[self._order_by_track]
-        self._ends_by_track = self.end[self._order_by_track]
+        self._by_end = self._ends_by_stream()
         if not len(rows):
             self.cause, self.since, self.source = np.zeros(0, np.int8), self.start, self.rows
             self.first_of_run, self.latency_ns, self.gap_ns = np.zeros(0, np.int32), 0, 0
@@ -94,7 +91,7 @@ class DeviceEvents:
             end_ns: End of the call.
             track: Track of a stream, or ``None`` for any stream.
         """
-        order, ends = (self.order, self.ends) if track is None else self._by_end(track)
+        order, ends = (self.order, self.ends) if track is None else self._by_end[track]
         last = int(ends.searchsorted(end_ns + CLOCK_NS, side="right")) - 1
         for place in range(last, max(last - 256, -1), -1):
             if ends[place] <= begin_ns:
@@ -112,12 +109,12 @@ class DeviceEvents:
 
     def ended_before(self, track: int, times_ns: Int) -> Int:
         """Return the index of the stream's last finished event at each time, or -1."""
-        order, ends = self._by_end(track)
+        order, ends = self._by_end[track]
         return np.append(order, -1)[ends.searchsorted(times_ns, side="right") - 1]
 
     def outstanding(self, track: int, time_ns: int) -> int:
         """Return the number of events on a stream that were launched but not finished at a given time."""
-        return int(self.streams[track][0].searchsorted(time_ns)) - int(self._by_end(track)[1].searchsorted(time_ns))
+        return int(self.streams[track][0].searchsorted(time_ns)) - int(self._by_end[track][1].searchsorted(time_ns))
 
     def ended_in(self, index: int, begin_ns: int, end_ns: int) -> bool:
         """Return whether an event ended during a call, allowing for clock error."""
@@ -133,10 +130,16 @@ class DeviceEvents:
             if stream >= 0
         }
 
-    def _by_end(self, track: int) -> tuple[NDArray[np.int32], Int]:
-        begin, end = self._tracks_by_end.searchsorted((track, track + 1))
-        order = self._order_by_track[begin:end]
-        return order, self._ends_by_track[begin:end]
+    def _ends_by_stream(self) -> dict[int, tuple[NDArray[np.int32], Int]]:
+        """Return, for each stream, the indices and ends of its events, sorted by end."""
+        order = self.order[np.argsort(self.track[self.order], kind="stable")]
+        ends = self.end[order]
+        tracks, first = np.unique(self.track[order], return_index=True)
+        bounds = np.append(first, len(order)).tolist()
+        return {
+            track: (order[begin:end], ends[begin:end])
+            for track, begin, end in zip(tracks.tolist(), bounds[:-1], bounds[1:], strict=True)
+        }
 
     def _launches_by_stream(self) -> dict[int, tuple[Int, NDArray[np.int32]]]:
         """Return, for each stream, the launch times and the indices of launched events, sorted by launch."""

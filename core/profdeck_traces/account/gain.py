@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -25,6 +26,7 @@ _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip
 _NEVER = -(1 << 60)  # weight of a dependency that never delays its target
+_BLOCK = 1 << 14  # number of segments summed at once, because NumPy converts both columns to 8 bytes
 _Mask = NDArray[np.bool_]
 
 
@@ -58,6 +60,16 @@ def _mask_of(kinds: Iterable[OwnerKind]) -> _Mask:
     return mask
 
 
+class _Owned(NamedTuple):
+    """The time of an owner, as indices."""
+
+    segments: Int
+    work: Int
+    """Device events."""
+    edges: Int
+    """Dependencies that do not connect nodes of a thread, and whose delay belongs to the owner."""
+
+
 class Replay:
     """Replays the dependencies of a recording with modified durations."""
 
@@ -71,6 +83,9 @@ class Replay:
         """
         self._is_used, self._graph = is_used, Dependencies(recording, events)
         self._segment_row, self._work_row = recording.threads.row, recording.work.rows
+        self._other = np.flatnonzero(~self._graph.is_thread).astype(np.int32)
+        """Dependencies that do not connect nodes of a thread."""
+        self._place, self._slot = _places(self._graph.segment, len(self._graph.length))
         self.is_exact = bool((self._times(self._graph.delay + self._graph.event_work)[0] == self._graph.time).all())
         """True if the replay reproduces all recorded times."""
 
@@ -89,8 +104,8 @@ class Replay:
 
     def add_gain_of(self, gain: Gain, kinds: Iterable[OwnerKind], is_owner: _Mask) -> None:
         """Replay the recording without the time of several owner kinds at once; see `add_gain`."""
-        is_kind = _mask_of(kinds)
-        self._add(gain, self._weights_without(is_kind, is_owner), is_kind, is_owner)
+        owned = self._owned(_mask_of(kinds), is_owner)
+        self._add(gain, self._weights_without(owned), owned)
 
     def add_gain_without_waits(self, gain: Gain, is_sync: _Mask) -> None:
         """Replay the recording as if some synchronisations did not wait for device work.
@@ -101,41 +116,56 @@ class Replay:
         """
         graph = self._graph
         is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
-        self._add(gain, np.where(is_cut, _NEVER, graph.delay + graph.event_work), _mask_of(()), is_sync)
+        weight = np.where(is_cut, _NEVER, graph.delay + graph.event_work)
+        self._add(gain, weight, self._owned(_mask_of(()), is_sync))
 
-    def _add(self, gain: Gain, weight: Int, is_kind: _Mask, is_owner: _Mask) -> None:
+    def _add(self, gain: Gain, weight: Int, owned: _Owned) -> None:
         graph = self._graph
         if not self.is_exact:
             gain.is_known = False
             return
         times, path = self._times(weight)
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
+        del times, weight  # as large as the graph's largest columns
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
         gain.saved_ns += int(saved.sum())
-        gain.path_ns += self._times_of_kinds(path, is_kind, is_owner)
+        gain.path_ns += self._times_of_kinds(path, owned)
 
-    def _of_segments(self, is_owner: _Mask) -> Int:
+    def _owned(self, is_kind: _Mask, is_owner: _Mask) -> _Owned:
+        graph = self._graph
+        segments = np.flatnonzero(is_kind[graph.segment_kind])
+        work = np.flatnonzero(is_kind[graph.device_kind])
+        edges = self._other[is_kind[graph.kind[self._other]]]
+        return _Owned(
+            segments[is_owner[self._segment_row[segments]]],
+            work[is_owner[self._work_row[work]]],
+            edges[is_owner[graph.row[edges]]],
+        )
+
+    def _of_nodes(self, segments: Int) -> Int:
         """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
         graph = self._graph
-        before = np.append(0, np.cumsum(np.where(is_owner, graph.length, 0)))
-        if not len(is_owner):
-            return graph.offset
-        owned: Int = before[graph.segment]
-        np.add(owned, graph.offset, out=owned, where=is_owner[graph.segment])
+        of_place = np.bincount(self._slot[segments], graph.length[segments], len(graph.time) + 1).astype(np.int64)
+        owned: Int = np.cumsum(of_place)[self._place]
+        is_owned = np.zeros(len(graph.length) + 1, np.bool_)
+        is_owned[segments] = True
+        np.add(owned, graph.offset, out=owned, where=is_owned[graph.segment])
         return owned
 
-    def _weights_without(self, is_kind: _Mask, is_owner: _Mask) -> Int:
+    def _weights_without(self, owned: _Owned) -> Int:
         """Return the duration of each dependency without the owner's time."""
         graph = self._graph
-        of_segments = self._of_segments(is_kind[graph.segment_kind] & is_owner[self._segment_row])
-        weight: Int = of_segments[graph.source]
-        weight -= of_segments[graph.target]
-        weight[~graph.is_thread] = 0
-        of_device = np.append(is_kind[graph.device_kind] & is_owner[self._work_row], False)
-        np.add(weight, graph.event_work, out=weight, where=~of_device[graph.event])
-        is_owned = is_kind[graph.kind] & is_owner[graph.row]
-        is_owned &= ~graph.is_thread
-        np.add(weight, graph.delay, out=weight, where=~is_owned)
+        weight: Int = graph.delay + graph.event_work
+        if len(owned.segments):
+            of_nodes = self._of_nodes(owned.segments)
+            saved = of_nodes[graph.target]
+            saved -= of_nodes[graph.source]
+            np.subtract(weight, saved, out=weight, where=graph.is_thread)
+        if len(owned.work):
+            is_owned = np.zeros(len(graph.device_kind) + 1, np.bool_)
+            is_owned[owned.work] = True
+            np.subtract(weight, graph.event_work, out=weight, where=is_owned[graph.event])
+        weight[owned.edges] -= graph.delay[owned.edges]
         return weight
 
     def _times(self, weight: Int) -> tuple[Int, Int]:
@@ -158,23 +188,50 @@ class Replay:
             last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _times_of_kinds(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> NDArray[np.float64]:
+    def _times_of_kinds(self, path: Int, owned: _Owned) -> NDArray[np.float64]:
         """Return the time that each owner kind has on the critical path of a replay."""
         graph = self._graph
-        times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
         source, target = graph.source[on_thread], graph.target[on_thread]
-        count, (first, last) = len(graph.length), (graph.segment[source], graph.segment[target])
-        of_segment = np.cumsum(np.bincount(first, minlength=count) - np.bincount(last, minlength=count)) * graph.length
-        np.subtract.at(of_segment, first, graph.offset[source])
-        np.add.at(of_segment, last, graph.offset[target])
-        is_left = ~(is_kind[graph.segment_kind] & is_owner[self._segment_row])
-        times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
+        # Consecutive dependencies of a thread cover its segments from the first source to the last target.
+        source, target = source[source != np.append(target[1:], -1)], target[target != np.append(-1, source[:-1])]
+        first, last = graph.segment[source], graph.segment[target]
+        visits = np.zeros(len(graph.length), np.int32)
+        np.add.at(visits, first, 1)
+        np.subtract.at(visits, last, 1)
+        np.cumsum(visits, out=visits)
+        visits[owned.segments] = 0
+        times = np.zeros(256)
+        for begin in range(0, len(visits), _BLOCK):
+            block = slice(begin, begin + _BLOCK)
+            times += np.bincount(graph.segment_kind[block], visits[block] * graph.length[block], minlength=256)
+        is_left = np.ones(len(visits), np.bool_)
+        is_left[owned.segments] = False
+        times -= np.bincount(graph.segment_kind[first], graph.offset[source] * is_left[first], minlength=256)
+        times += np.bincount(graph.segment_kind[last], graph.offset[target] * is_left[last], minlength=256)
         path = path[~graph.is_thread[path]]
         is_work = graph.event[path] >= 0
-        event = graph.event[path[is_work]]
-        is_left = ~(is_kind[graph.device_kind[event]] & is_owner[self._work_row[event]])
-        times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
-        is_left = ~(is_kind[graph.kind[path]] & is_owner[graph.row[path]])
-        times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
+        work_ns = np.zeros(len(graph.device_kind), np.int64)
+        np.add.at(work_ns, graph.event[path[is_work]], graph.event_work[path[is_work]])
+        work_ns[owned.work] = 0
+        times += np.bincount(graph.device_kind, work_ns, minlength=256)
+        is_owned = np.zeros(len(graph.kind), np.bool_)
+        is_owned[owned.edges] = True
+        path = path[~is_owned[path]]
+        times += np.bincount(graph.kind[path], graph.delay[path], minlength=256)
         return times
+
+
+def _places(segment: NDArray[np.int32], count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Sort nodes by segment.
+
+    Args:
+        segment: Segment of each node.
+        count: Number of segments.
+
+    Returns:
+        The place of each node, and for each segment the place of the first node in a later segment.
+    """
+    place = np.empty(len(segment), np.int32)
+    place[np.argsort(segment, kind="stable")] = np.arange(len(segment), dtype=np.int32)
+    return place, np.cumsum(np.bincount(segment, minlength=count), dtype=np.int32)

@@ -219,14 +219,20 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
     """Return the codes of each row's name, operator, annotation, frame and module; -1 if missing."""
     has_row = row >= 0
     rows = np.maximum(row, 0)
-    is_step = has_row & (kinds[rows] == RowKind.ANNOTATION) & (names.annotation[rows] != rows)
-    columns = [np.where(has_row & ~is_step, names.events.name[rows], -1)]
+    columns = [_own_names(names, kinds, row)]
     columns += [
         _name_of(names, np.where(has_row, of_row[rows], -1))
         for of_row in (names.operator, names.annotation, names.frame)
     ]
     columns.append(np.where(has_row, names.module_paths[0][rows], -1))
     return columns
+
+
+def _own_names(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32]) -> NDArray[np.integer]:
+    """Return the code of each row's name; -1 for steps and if the row is -1."""
+    rows = np.maximum(row, 0)
+    is_step = (kinds[rows] == RowKind.ANNOTATION) & (names.annotation[rows] != rows)
+    return np.where((row >= 0) & ~is_step, names.events.name[rows], -1)
 
 
 def _with_gains(
@@ -238,33 +244,40 @@ def _with_gains(
     named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
     gains = [Gain() for _ in named]
     for window in windows:
-        rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
-        columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
-        groups, first = _grouped(columns)
-        groups = groups.astype(np.int32)
-        columns = [column[first] for column in columns]
         replay = Replay(window.recording, window.events, window.is_used)
         if not replay.is_exact:
             note = "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
             return owners, note
+        rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
+        rows = window.rows_of_trace(rows)
+        name = _own_names(names, windows.kinds, rows)
         for owner, gain in zip(named, gains, strict=True):
-            is_owner = np.ones(len(first), np.bool_)
-            fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
-            for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
-                is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
-            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner[groups])
+            found = np.flatnonzero(_has_code(name, owner.name, name_codes))
+            columns = _columns(names, windows.kinds, rows[found])[1:]
+            fields = (owner.operator, owner.annotation, owner.line, owner.module)
+            of_owner = np.ones(len(found), np.bool_)
+            for field, column, codes in zip(fields, columns, (*[name_codes] * 3, module_codes), strict=True):
+                of_owner &= _has_code(column, field, codes)
+            is_owner = np.zeros(len(rows), np.bool_)
+            is_owner[found[of_owner]] = True
+            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
         causes.add_gains(replay, window)
-    of_owner = {
+    gain_of_owner = {
         owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
         for owner, gain in zip(named, gains, strict=True)
         if gain.is_known
     }
     return tuple(
-        attrs.evolve(owner, gain_us=of_owner[owner.key][0], next_limit=of_owner[owner.key][1])
-        if owner.key in of_owner
+        attrs.evolve(owner, gain_us=gain_of_owner[owner.key][0], next_limit=gain_of_owner[owner.key][1])
+        if owner.key in gain_of_owner
         else owner
         for owner in owners
     ), None
+
+
+def _has_code(column: NDArray[np.integer], text: str | None, codes: dict[str, list[int]]) -> NDArray[np.bool_]:
+    """Return a mask of the codes of a text. The codes of ``None`` are negative."""
+    return column < 0 if text is None else np.isin(column, codes[text])
 
 
 def _codes(texts: Iterable[str]) -> dict[str, list[int]]:

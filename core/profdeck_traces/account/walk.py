@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -82,6 +83,7 @@ class BackwardWalk:
         rows = work.launch[order]
         is_first = np.diff(rows, prepend=-1) != 0
         self._launch_rows, self._launch_work = rows[is_first], order[is_first]
+        self._launch_row = self._launch_rows.data
         is_launch = (kinds == RowKind.LAUNCH)[work.calls]
         lost = work.calls[is_launch & ~np.isin(work.calls, self._launch_rows)]
         self._lost = lost[np.argsort(events.start_ns[lost], kind="stable")]
@@ -351,10 +353,9 @@ class BackwardWalk:
 
     def _work_of(self, row: int) -> int:
         """Return the first device event of a launch, or -1."""
-        place = int(self._launch_rows.searchsorted(row))
-        return (
-            int(self._launch_work[place]) if place < len(self._launch_rows) and self._launch_rows[place] == row else -1
-        )
+        # NumPy would convert all rows to the type of a Python integer.
+        place = bisect_left(self._launch_row, row)
+        return int(self._launch_work[place]) if place < len(self._launch_row) and self._launch_row[place] == row else -1
 
     def _queue_head(self, row: int, called: int, returned: int) -> int:
         """Return the device event that freed a queue slot for a launch, or -1."""
