@@ -23,7 +23,7 @@ from profdeck_traces.inputs.sources import TraceSource
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
-_VERSION = 2
+_VERSION = 3
 """Version of the encoding. Increment it with every change to the calls or arrivals."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
@@ -36,9 +36,11 @@ class _Calls(msgspec.Struct):
     names: list[str]
     groups: list[str]
     meant: dict[str, str]
+    sizes: dict[str, int]
     rank: int | None
     warm_from_ns: int | None
     arrays: list[bytes]
+    step: bytes | None
 
 
 class _Arrivals(msgspec.Struct):
@@ -85,9 +87,11 @@ def to_bytes(reading: RankReading) -> bytes | None:
             list(calls.names),
             list(calls.groups),
             dict(calls.meant),
+            dict(calls.sizes),
             calls.rank,
             calls.warm_from_ns,
             [getattr(calls, name).astype(_INTEGER).tobytes() for name in _ARRAYS],
+            None if calls.step is None else calls.step.astype(_INTEGER).tobytes(),
         ),
         _Arrivals(
             list(arrivals.keys),
@@ -122,7 +126,8 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
         raise ValueError(str(error)) from error
     summary, calls = kept.summary, kept.calls
     name, group, start_ns, end_ns = (np.frombuffer(data, dtype=_INTEGER) for data in calls.arrays)
-    if not len(name) == len(group) == len(start_ns) == len(end_ns):
+    step = None if calls.step is None else np.frombuffer(calls.step, dtype=_INTEGER)
+    if not len(name) == len(group) == len(start_ns) == len(end_ns) or (step is not None and len(step) != len(name)):
         raise ValueError("arrays of different lengths")
     for codes, texts in ((name, calls.names), (group, calls.groups)):
         if len(codes) and not 0 <= codes.min() <= codes.max() < len(texts):
@@ -138,10 +143,12 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
             names=calls.names,
             groups=calls.groups,
             meant=calls.meant,
+            sizes=calls.sizes,
             name=name,
             group=group,
             start_ns=start_ns,
             end_ns=end_ns,
+            step=step,
         ),
         _arrivals(kept.arrivals, len(name)),
         kept.origin_ns,

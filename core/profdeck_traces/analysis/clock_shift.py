@@ -31,13 +31,16 @@ class RankCalls:
     end_ns: Int
     index: Int = attrs.field(factory=lambda: np.zeros(0, np.int64))
     """Index of each call in the rank's `profdeck_traces.analysis.collectives.Collectives`."""
+    step: Int | None = None
+    """Number of the global step of each call, or -1. ``None`` if unknown."""
 
 
 def match_calls(first: RankCalls, other: RankCalls) -> Int | None:
     """Return which call of the other rank is each of the first one's, or -1; ``None`` if they have nothing in common.
 
     The k-th call of one goes with the k-th of the other, but for calls that one of them missed before it began to
-    record or after it ended. Half of the calls must then be under way on both at the same time.
+    record or after it ended. Half of the calls must then be under way on both at the same time. Most pairs whose global
+    steps are known must be in the same step.
     """
     shift = _shift(first, other)
     if shift is None:
@@ -121,16 +124,21 @@ def _candidates(first: Int, other: Int) -> Iterable[int]:
 
 
 def _fit(first: RankCalls, other: RankCalls, shift: int) -> _Fit | None:
-    """Judge a shift; ``None`` if less than half of the names agree, or too few calls are left."""
+    """Judge a shift. Return ``None`` if too few calls remain, or if at most half of the names or steps agree."""
     mine, theirs = _overlap(len(first.name), len(other.name), shift)
     calls = mine.stop - mine.start
     if calls < min(MIN_COLLECTIVES, len(first.name), len(other.name)):
         return None
-    step = max(1, calls // _JUDGED)
-    some, others = slice(mine.start, mine.stop, step), slice(theirs.start, theirs.stop, step)
+    stride = max(1, calls // _JUDGED)
+    some, others = slice(mine.start, mine.stop, stride), slice(theirs.start, theirs.stop, stride)
     same = first.name[some] == other.name[others]
     if 2 * np.count_nonzero(same) <= len(same):
         return None
+    if first.step is not None and other.step is not None:
+        step, of_other = first.step[some], other.step[others]
+        is_known = same & (step >= 0) & (of_other >= 0)
+        if is_known.any() and 2 * np.count_nonzero(is_known & (step == of_other)) <= np.count_nonzero(is_known):
+            return None
     apart = (first.end_ns[some] - other.end_ns[others])[same]
     offset = median(apart)
     return _Fit(shift, calls, offset, median(np.abs(apart - offset)))

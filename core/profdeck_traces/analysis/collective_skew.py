@@ -29,7 +29,7 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     """Compute the collective skew of each role, replica and capture with at least two ranks.
 
     A rank arrives at a collective when its kernel starts. A collective is included if all recorded ranks of its process
-    group took part and their calls overlap in time. Collectives that start in a rank's cold step are excluded.
+    group took part and their calls overlap in time. Groups with ranks that were not recorded are excluded. Collectives that start in a rank's cold step are excluded.
 
     A collective is decisive if the gap between the last two arrivals exceeds the noise. The noise is the largest spread
     of the end times, and at least 1 us. The straggler is the rank whose share is more than halfway between chance and
@@ -105,7 +105,7 @@ class _Tally:
         """Add the collectives of a process group."""
         self.calls += sum(len(calls.name) for calls in group.members.values())
         members = list(group.matched)
-        if len(members) < 2:  # noqa: PLR2004 - a rank alone waits for nobody
+        if len(members) < 2 or not group.is_complete:  # noqa: PLR2004 - a rank alone waits for nobody
             return
         everywhere = np.flatnonzero(np.all([group.matched[member] >= 0 for member in members], axis=0))
         cold = np.zeros(len(everywhere), dtype=bool)
@@ -196,7 +196,7 @@ def _note(
     if tally.used < tally.calls:
         notes.append(
             f"{tally.calls - tally.used} of {tally.calls} calls were left out: not all ranks have them in their "
-            "traces, or not at the same time."
+            "traces, or not at the same time, or ranks of their process group were not recorded."
         )
     return " ".join(notes) or None
 

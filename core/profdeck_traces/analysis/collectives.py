@@ -75,6 +75,8 @@ class Collectives:
     """Start of the first warm step. Statistics exclude earlier calls. ``None`` includes all calls."""
     meant: Mapping[str, str] = attrs.field(factory=dict)
     """Which group is meant by one of ``groups`` where others have the same text; what is not known may be missing."""
+    sizes: Mapping[str, int] = attrs.field(factory=dict)
+    """Number of ranks in each process group, by its text in ``groups``. Groups of unknown size are missing."""
     name: NDArray[np.integer]
     """Index into ``names``."""
     group: NDArray[np.integer]
@@ -82,6 +84,8 @@ class Collectives:
     start_ns: Int
     """With the base of the trace's clock, so that clocks of different traces compare."""
     end_ns: Int
+    step: Int | None = None
+    """Number of the global step in which each call started, or -1. ``None`` if unknown."""
 
 
 @attrs.frozen(eq=False)
@@ -94,6 +98,13 @@ class MatchedGroup:
     members: dict[int, RankCalls]
     matched: dict[int, Int]
     """Of each member that has collectives in common with the leader: the call that is each of the leader's, or -1."""
+    size: int | None = None
+    """Number of ranks in the process group, or ``None`` if it is unknown."""
+
+    @property
+    def is_complete(self) -> bool:
+        """False if a rank of the group was not recorded or has no matching calls, so that it may arrive last."""
+        return self.size is None or len(self.matched) == self.size
 
     def apart_ns(self, member: int) -> Int:
         """Return by how much each collective ended earlier on a member's clock than on the leader's."""
@@ -134,9 +145,14 @@ def _meant_by_all(ranks: Sequence[Collectives]) -> dict[tuple[object, ...], str]
 
 
 def matched_groups(ranks: Sequence[Collectives]) -> list[MatchedGroup]:
-    """Match the calls of all ranks, by the process groups that ran them."""
+    """Match the calls of all ranks, by the process groups that ran them.
+
+    If more ranks have a group's name than the group has members, several groups have this name. Their calls are not
+    matched.
+    """
     names: dict[str, int] = {}
     found: dict[tuple[object, ...], dict[int, RankCalls]] = {}
+    sizes: dict[tuple[object, ...], int] = {}
     only_one = _meant_by_all(ranks)
     for index, rank in enumerate(ranks):
         common = [collective_name(name) for name in rank.names]
@@ -153,16 +169,21 @@ def matched_groups(ranks: Sequence[Collectives]) -> list[MatchedGroup]:
                 continue
             key = (*team_of(rank), text)
             members = found.setdefault(key, {})
-            members[index] = RankCalls(code[rank.name[calls]], rank.start_ns[calls], rank.end_ns[calls], calls)
+            step = None if rank.step is None else rank.step[calls]
+            members[index] = RankCalls(code[rank.name[calls]], rank.start_ns[calls], rank.end_ns[calls], calls, step)
+            if text in rank.sizes:
+                sizes[key] = max(rank.sizes[text], sizes.get(key, 0))
     groups = []
-    for members in found.values():
+    for group_key, members in found.items():
+        size = sizes.get(group_key)
         leader = max(members, key=lambda member: len(members[member].name))
         matched = {
             member: which
             for member, calls in members.items()
+            if size is None or len(members) <= size
             if (which := match_calls(members[leader], calls)) is not None
         }
-        groups.append(MatchedGroup(list(names), leader, members, matched))
+        groups.append(MatchedGroup(list(names), leader, members, matched, size))
     return groups
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import Arrivals
-from profdeck_traces.account.model import Account, OwnerKey, key_of_small_owners
+from profdeck_traces.account.causes import COMMUNICATION
+from profdeck_traces.account.model import Account, CauseTime, OwnerKey, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.table import COLLECTIVES_INCLUDE_WAITS, largest_owners
 from profdeck_traces.analysis.clock_shift import MIN_NOISE_NS
@@ -46,6 +47,8 @@ class _Meetings(NamedTuple):
     call: Int
     """Index of the last rank's call."""
     is_matched: NDArray[np.bool_]
+    is_incomplete: NDArray[np.bool_]
+    """True for calls of a process group with ranks that were not recorded."""
 
 
 class _Waits(NamedTuple):
@@ -180,11 +183,16 @@ class _TeamWaits:
         self._gains: list[dict[tuple[int, int], int]] = [{} for _ in arrivals]
         self._moved_ns: list[dict[OwnerKey, int]] = [{} for _ in arrivals]
         self._matched_ns = [0] * len(arrivals)
+        self._incomplete_ns = [0] * len(arrivals)
         for waits in self._first_waits():
             self._assign(waits)
 
     def _add_meetings(self, group: MatchedGroup) -> None:
         """Find the rank that arrived last at each collective of a process group."""
+        if not group.is_complete:
+            for member, calls in group.members.items():
+                self._meetings[member].is_incomplete[calls.index] = len(group.members) < (group.size or 0)
+            return
         members = list(group.matched)
         offsets = [self._team.offsets[member] for member in members]
         if len(members) < 2 or any(offset.source is OffsetSource.UNKNOWN for offset in offsets):  # noqa: PLR2004 - a single rank never waits for another
@@ -217,6 +225,7 @@ class _TeamWaits:
         ):
             call, begin, end = arrivals.path_call, arrivals.path_begin + offset_ns, arrivals.path_end + offset_ns
             self._matched_ns[root] = int((end - begin)[meetings.is_matched[call]].sum())
+            self._incomplete_ns[root] = int((end - begin)[meetings.is_incomplete[call]].sum())
             until = np.minimum(end, meetings.last[call])
             waits = np.flatnonzero(until > begin)
             call, begin, until = call[waits], begin[waits], until[waits]
@@ -320,7 +329,25 @@ class _TeamWaits:
             for owner in owners
         ]
         notes = [note for note in account.notes if note != COLLECTIVES_INCLUDE_WAITS]
-        return attrs.evolve(account, owners=tuple(with_gains), notes=(*notes, *self._notes(index, collective_ns)))
+        return attrs.evolve(
+            account,
+            owners=tuple(with_gains),
+            causes=tuple(self._causes(index, account)),
+            notes=(*notes, *self._notes(index, collective_ns)),
+        )
+
+    def _causes(self, index: int, account: Account) -> Iterator[CauseTime]:
+        """Yield the account's causes without the waits in communication."""
+        left_us = sum(self._moved_ns[index].values()) / _NS_PER_US
+        for cause in account.causes:
+            if cause.cause != COMMUNICATION or not left_us:
+                yield cause
+                continue
+            waits_us = min(left_us, cause.time_us)
+            left_us -= waits_us
+            gain_us = None if cause.gain_us is None else max(0.0, cause.gain_us - waits_us)
+            # The waits of each step are unknown.
+            yield attrs.evolve(cause, time_us=cause.time_us - waits_us, gain_us=gain_us, steps_us=())
 
     def _wait_key(self, rank: int, owner: int) -> OwnerKey:
         number = self._team.ranks[rank].rank
@@ -332,7 +359,13 @@ class _TeamWaits:
 
     def _notes(self, index: int, collective_ns: int) -> Iterator[str]:
         """Yield notes about waits that were not assigned to a rank."""
-        unmatched = 1 - self._matched_ns[index] / collective_ns
+        incomplete_share = self._incomplete_ns[index] / collective_ns
+        if incomplete_share >= _MIN_NOTED:
+            yield (
+                f"{incomplete_share:.0%} of the time of collectives on the critical path is in process groups "
+                "with ranks that were not recorded. This time includes waiting for these ranks."
+            )
+        unmatched = 1 - self._matched_ns[index] / collective_ns - incomplete_share
         if unmatched >= _MIN_NOTED:
             yield (
                 f"{unmatched:.0%} of the time of collectives on the critical path could not be compared with other "
@@ -352,7 +385,9 @@ def _no_meetings(start: Int) -> _Meetings:
     count = len(start)
     never = np.full(count, NO_TIME)
     none = np.full(count, -1)
-    return _Meetings(start, never, never.copy(), none, none.copy(), np.zeros(count, np.bool_))
+    return _Meetings(
+        start, never, never.copy(), none, none.copy(), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    )
 
 
 def _joined(parts: Sequence[_Waits]) -> _Waits:

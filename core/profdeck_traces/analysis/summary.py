@@ -493,6 +493,15 @@ class _Summary:
         windows = (self._trace_steps.host if on_hosts else self._trace_steps.device)[kind]
         warm_from_ns = self._trace_steps.warm_from_ns(windows)
         streams, group = _pairs(calls.track, of_args, len(stated))
+        sizes = {said.group: said.group_size for said in distinct if said.group_size is not None}
+        if on_hosts and trace.world_size is not None:
+            sizes[ONLY_GROUP] = trace.world_size
+        numbers = [-1 if (number := mark.step) is None else number for mark in self._trace_steps.marks]
+        # Without known ends, calls may be assigned to the step after their own.
+        has_steps = kind == GLOBAL_STEP and len(windows.step) and (on_hosts or windows.end_ns is not None)
+        if has_steps:
+            step = windows.of(calls.start_ns)
+            step = np.where(step < 0, -1, np.array(numbers, dtype=np.int64)[self._trace_steps.name[step]])
         return calls, Collectives(
             path=str(self._path),
             rank=trace.rank,
@@ -503,11 +512,13 @@ class _Summary:
             ],
             # What HCCL runs has a process group instead of a stream, of which kernels know the last digits only.
             meant={f"group {digits}": group for digits, group in self._analysed.groups.items()},
+            sizes=sizes,
             name=name,
             group=group,
             warm_from_ns=None if warm_from_ns is None else warm_from_ns + trace.base_ns,
             start_ns=calls.start_ns + trace.base_ns,
             end_ns=calls.end_ns + trace.base_ns,
+            step=step if has_steps else None,
         )
 
 

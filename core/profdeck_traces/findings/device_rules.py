@@ -72,12 +72,14 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
 
 def exposed_communication(view: RankView) -> Iterator[RankFinding]:
     """Communication without overlap takes over 10 % of the step (torch-tb-profiler), or compute overlaps less than half
-    of the communication although there is enough compute (HTA overlap).
+    of the communication although there is enough compute (HTA overlap). Waits that were assigned to other ranks do not
+    count.
     """
-    exposed, communication = view.of_devices("exposed_communication_us"), view.of_devices("communication_us")
+    communication = view.of_devices("communication_us")
     if not communication:
         return
-    overlap = 1 - exposed / communication
+    overlap = 1 - view.of_devices("exposed_communication_us") / communication
+    exposed = view.exposed_communication_us
     if exposed > 0.1 * view.step_us:
         yield draft(
             view,

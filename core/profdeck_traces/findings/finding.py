@@ -197,15 +197,20 @@ _PART_OF = {
     "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }
 
+_PART_OF_RANK = {"host-bound": "straggler"}
+"""Causes that explain another cause if both concern only the same rank."""
+
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     time_us: dict[str, float] = {}
     for finding in findings:
         time_us[finding.rule] = max(finding.time_us or 0.0, time_us.get(finding.rule, 0.0))
+    of_ranks = {(finding.rule, finding.ranks): finding.time_us or 0.0 for finding in findings}
 
     def is_part(finding: Finding) -> bool:
         """Return whether a more specific finding accounts for at least half of the time."""
         named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
+        named += [of_ranks[key] for key in [(_PART_OF_RANK.get(finding.rule), finding.ranks)] if key in of_ranks]
         return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
 
     return [finding for finding in findings if not is_part(finding)]

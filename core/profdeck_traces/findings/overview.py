@@ -259,7 +259,7 @@ def _team(name: str, views: Sequence[RankView], servers: Sequence[ServerSummary]
         account=_account(warm),
         longest=_rank_of_longest_step(warm),
         borders=tuple(dict.fromkeys(view.rank.account.border for view in warm if view.rank.account)),
-        notes=tuple(dict.fromkeys(note for view in warm if view.rank.account for note in view.rank.account.notes)),
+        notes=tuple(_notes(warm)),
         stages=_stages(warm),
         device=_device(warm),
         kernels=_work([view for view in warm if view.rank.devices], _kernels),
@@ -268,6 +268,19 @@ def _team(name: str, views: Sequence[RankView], servers: Sequence[ServerSummary]
         servers=tuple(servers) if len(servers) > 1 else (),
         mfu=_mfu(warm),
     )
+
+
+def _notes(views: Sequence[RankView]) -> Iterator[str]:
+    """Yield the notes of the ranks' accounts. Notes that do not apply to all ranks start with the rank numbers."""
+    ranks: dict[str, list[int | None]] = {}
+    accounts = [(view.rank.rank, view.rank.account) for view in views if view.rank.account]
+    for rank, account in accounts:
+        for note in dict.fromkeys(account.notes):
+            ranks.setdefault(note, []).append(rank)
+    for note, of_note in ranks.items():
+        numbers = sorted({rank for rank in of_note if rank is not None})
+        is_partial = len(of_note) < len(accounts) and None not in of_note
+        yield f"{'Rank' if len(numbers) == 1 else 'Ranks'} {ranges(numbers)}: {note}" if is_partial else note
 
 
 def about(run: RunSummary, teams: Sequence[Team]) -> str:

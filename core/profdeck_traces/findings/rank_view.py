@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import attrs
 
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepOfDevice
@@ -126,6 +127,14 @@ class RankView:
     def of_devices(self, field: str) -> float:
         """Return a time of devices per step, the mean of the devices."""
         return sum(float(getattr(device, field)) for device in self.devices) / self.device_count / self.count
+
+    @property
+    def exposed_communication_us(self) -> float:
+        """Time per step of communication without overlap, excluding waits that were assigned to other ranks."""
+        account = self.rank.account
+        owners = account.owners if account else ()
+        waits_us = sum(owner.time_us for owner in owners if owner.kind == OwnerKind.WAIT_FOR_RANK.label)
+        return max(0.0, self.of_devices("exposed_communication_us") - waits_us / (account.steps if account else 1))
 
     @functools.cached_property
     def idle(self) -> dict[str, float]:

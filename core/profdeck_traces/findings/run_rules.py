@@ -439,7 +439,8 @@ def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 def slow_groups(views: Sequence[RankView]) -> Iterator[RankFinding]:
     """A process group whose fastest call of a collective takes over 1.5 times as long as the median of at least two
-    other groups. Only groups of the same size and calls with the same number of bytes are compared.
+    other groups. Only groups of the same size, all of whose ranks were recorded, and calls with the same number of
+    bytes are compared.
     """
     groups: dict[tuple[object, ...], dict[str, list[tuple[CollectiveCalls, RankView]]]] = {}
     for view in views:
@@ -449,7 +450,14 @@ def slow_groups(views: Sequence[RankView]) -> Iterator[RankFinding]:
                 key = rank.run, rank.role, rank.replica, rank.capture, call.name, call.size_bytes, call.group_size
                 groups.setdefault(key, {}).setdefault(call.group, []).append((call, view))
     for by_group in groups.values():
-        best_us = {group: min(call.min_us for call, _ in calls) for group, calls in by_group.items()}
+        # A rank that arrives early measures its wait. The last rank, which measures the transfer, must be recorded.
+        best_us = {
+            group: min(call.min_us for call, _ in calls)
+            for group, calls in by_group.items()
+            if len({view.rank.path for _, view in calls}) == calls[0][0].group_size
+        }
+        if not best_us:
+            continue
         slow = max(best_us, key=lambda group: best_us[group])
         others = [time_us for group, time_us in best_us.items() if group != slow]
         if len(others) < 2 or best_us[slow] <= 1.5 * statistics.median(others):

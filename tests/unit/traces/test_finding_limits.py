@@ -141,8 +141,10 @@ def communication(count: int, kind: str = "AllReduce", reduce_us: float = 4.0, n
     return write
 
 
-def groups(ratio: float) -> Write:
-    """Return a writer of traces with all-reduces in three process groups. The last takes `ratio` times as long."""
+def groups(ratio: float, ranks: Sequence[int] = (0, 1)) -> Write:
+    """Return a writer of traces of two ranks with all-reduces in three process groups. The last takes `ratio` times as
+    long.
+    """
 
     def write(path: Path) -> Path:
         events = [event("user_annotation", "ProfilerStep#0", 0, 1_000)]
@@ -155,7 +157,10 @@ def groups(ratio: float) -> Write:
             name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
             events.append(event("kernel", name, start, duration, args=about, pid=0, tid=7))
             start += duration
-        return save(path, events)
+        for rank in ranks:
+            document = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+            (path.parent / f"rank{rank}.json").write_text(json.dumps(document))
+        return path.parent
 
     return write
 
@@ -214,6 +219,7 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("small-collectives", communication(20), communication(20, reduce_us=1.0)),
     ("pipeline-bubble", communication(4, "SendRecv", 30.0), communication(4, "SendRecv", 10.0)),
     ("slow-link", groups(1.6), groups(1.4)),
+    ("slow-link", groups(1.6), groups(1.6, ranks=[0])),
     ("slow-stage", stages(1_200), stages(1_000)),
     ("float64", precise(5.5), precise(0.9)),
     ("float64", precise(50), precise(50, dims=((), ()))),

@@ -16,7 +16,9 @@ from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_summary import summarise_run
 from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.findings.overview import teams_of
 from profdeck_traces.inputs.sources import find_sources
+from profdeck_traces.loading import summarise
 
 HOST = {"cudaLaunchKernel", "cudaDeviceSynchronize"}
 
@@ -72,14 +74,14 @@ def test_stored_results_have_the_same_accounts_as_traces(tmp_path: Path) -> None
     assert summary_of(directory, ResultCache(tmp_path / "empty", max_bytes=1 << 30)).ranks == direct.ranks
 
 
-def host_trace(directory: Path, rank: int, calls: list[tuple[str, str, int, int, int]], **members: Any) -> None:
+def host_trace(directory: Path, rank: int, calls: list[tuple[str, str, int, int, int]], world_size: int = 2) -> None:
     """Write a trace of calls, each given as category, name, thread, and start and end in microseconds."""
     events = [
         {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": begin, "dur": end - begin, "args": {}}
         for category, name, tid, begin, end in calls
     ]
-    about = {"rank": rank, "world_size": 2, "pg_count": 1, "backend": "gloo"}
-    document = {"distributedInfo": about, "baseTimeNanoseconds": 10**18, "traceEvents": events, **members}
+    about = {"rank": rank, "world_size": world_size, "pg_count": 1, "backend": "gloo"}
+    document = {"distributedInfo": about, "baseTimeNanoseconds": 10**18, "traceEvents": events}
     (directory / f"rank{rank}.trace.json").write_text(json.dumps(document))
 
 
@@ -90,6 +92,7 @@ def gloo_job(
     steps: int = 4,
     name: str = "gloo:all_reduce",
     cut: int = 0,
+    world_size: int | None = None,
     early_us: int = 0,
     late_us: int = 0,
 ) -> Path:
@@ -101,6 +104,7 @@ def gloo_job(
         steps: Number of steps.
         name: Name of the collective.
         cut: Number of collectives missing from the end of the traces of ranks other than 0.
+        world_size: Number of ranks in the job. Default: the ranks with an arrival.
         early_us: Time from the start of the collective to the end of the operator that launches it.
         late_us: Time from the moment the main thread continues to the end of the collective.
     """
@@ -117,7 +121,7 @@ def gloo_job(
             if not (rank and step >= steps - cut):
                 calls.append(("user_annotation", name, 2, arrival - early_us, begin + 800 + late_us))
             calls.append(("cpu_op", "aten::add", 1, begin + 800, begin + 1_000))
-        host_trace(directory, rank, calls)
+        host_trace(directory, rank, calls, world_size=world_size or len(arrivals_us))
     return directory
 
 
@@ -219,3 +223,47 @@ def test_a_wait_is_assigned_to_the_path_to_the_collective_and_not_to_the_path_of
     assert {item.name for item in account(run, 1).owners} >= {"gemm"}
     assert "aten::sort" not in {item.name for item in account(run, 1).owners}
     assert owner(account(run, 0), "aten::sort", 1).time_us == 4 * (5_000 - 30)
+
+
+def test_ranks_do_not_wait_for_each_other_if_ranks_of_their_group_were_not_recorded(tmp_path: Path) -> None:
+    """A rank that was not recorded may arrive last."""
+    directory = gloo_job(tmp_path / "job", steps=6, world_size=4)
+    run = summary_of(directory)
+    for rank in (0, 1):
+        found = account(run, rank)
+        assert not [item for item in found.owners if item.rank is not None]
+        assert "100% of the time of collectives" in found.notes[-1]
+        assert "ranks that were not recorded" in found.notes[-1]
+    findings = summarise([directory])[0].findings
+    assert not {finding.rule for finding in findings} & {"straggler", "imbalance"}
+
+
+def test_collectives_are_matched_within_their_steps(tmp_path: Path) -> None:
+    """Rank 0 lacks its last collective, and rank 1 its first."""
+    directory = gloo_job(tmp_path / "job", steps=12)
+    for rank, step in ((0, 11), (1, 0)):
+        path = directory / f"rank{rank}.trace.json"
+        document = json.loads(path.read_text())
+        document["traceEvents"] = [
+            event
+            for event in document["traceEvents"]
+            if not event["name"].startswith("gloo") or (event["ts"] - 10_000) // 1_000 != step
+        ]
+        document["baseTimeNanoseconds"] += 3_600 * 10**9 * rank
+        path.write_text(json.dumps(document))
+    waiting = account(summary_of(directory), 0)
+    assert owner(waiting, "aten::sort", 1).time_us == 10 * 500
+    assert "could not be compared" in waiting.notes[-1]
+
+
+def test_waits_for_ranks_are_not_exposed_communication(tmp_path: Path) -> None:
+    found = account(summary_of(gloo_job(tmp_path / "job")), 0)
+    (cause,) = (cause for cause in found.causes if cause.cause == "exposed-communication")
+    assert (cause.time_us, cause.gain_us) == (400, 400)
+
+
+def test_notes_that_do_not_apply_to_all_ranks_name_the_ranks(tmp_path: Path) -> None:
+    run, _ = summarise([gloo_job(tmp_path / "job", cut=1)])
+    (team,) = teams_of(run)
+    (note,) = (note for note in team.notes if "could not be compared" in note)
+    assert note.startswith("Rank 0: 25% of the time")

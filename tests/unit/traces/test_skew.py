@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from profdeck_traces.analysis.clock_alignment import Alignment, Shifts, align
-from profdeck_traces.analysis.clocks import OffsetSource, clock_offsets
+from profdeck_traces.analysis.clocks import OffsetSource, clock_offsets, match_teams
 from profdeck_traces.analysis.collective_skew import skew_of
 from profdeck_traces.analysis.collectives import Collectives, collective_name
 from profdeck_traces.analysis.model import GroupSkew, RankSkew
@@ -446,3 +446,47 @@ def test_gloo_collectives_without_a_common_end_are_not_used(tmp_path: Path, proc
     sources = of_hosts(tmp_path, process_groups, name)
     assert align(sources, Alignment.COLLECTIVES) == Shifts((0, 0), (sources[1],), None)
     assert summarise_run(sources)[0].skew == ()
+
+
+def test_groups_with_the_same_text_are_not_matched() -> None:
+    """Four ranks cannot be in one group of two ranks, so that two groups have the same name."""
+    ranks = run(4, late_us=(0, 0, 0, 500))
+    assert len(match_teams(ranks)[0].groups[0].matched) == 4
+    (team,) = match_teams([attrs.evolve(rank, sizes={"0": 2}) for rank in ranks])
+    assert not team.groups[0].matched
+
+
+def test_a_rank_is_not_a_straggler_if_ranks_of_its_group_were_not_recorded() -> None:
+    ranks = run(2, late_us=(0, 500))
+    assert the(skew_of(ranks)).straggler == 1
+    skew = the(skew_of([attrs.evolve(rank, sizes={"0": 4}) for rank in ranks]))
+    assert (skew.straggler, [rank.wait_us for rank in skew.ranks]) == (None, [0, 0])
+    assert "ranks of their process group were not recorded" in (skew.note or "")
+
+
+@pytest.mark.parametrize("clock_ns", [0, 3_600 * 10**9])
+def test_matched_calls_are_in_the_same_step(clock_ns: int) -> None:
+    """Rank 0 lacks its last call, and rank 1 its first, so that both have the same number of calls."""
+    begin = EPOCH_NS + 1_000_000 * np.arange(12)
+    late_us = np.where(np.arange(12) % 4 == 0, 550, 0)
+    ranks = []
+    for rank, late in enumerate((late_us, 550 - late_us)):
+        calls = attrs.evolve(
+            run(1, 12)[0],
+            path=f"rank{rank}.json",
+            rank=rank,
+            name=np.zeros(12, np.int64),
+            start_ns=begin + 1000 * late - rank * clock_ns,
+            end_ns=begin + 650_000 - rank * clock_ns,
+        )
+        kept = slice(0, 11) if rank == 0 else slice(1, 12)
+        ranks.append(attrs.evolve(only(calls, kept), step=np.arange(12)[kept]))
+    (group,) = match_teams(ranks)[0].groups
+    assert group.matched[1].tolist() == [-1, *range(10)]
+
+
+def test_calls_are_not_matched_if_their_steps_contradict() -> None:
+    ranks = run(2)
+    steps = [np.zeros(40, np.int64), np.ones(40, np.int64)]
+    ranks = [attrs.evolve(rank, step=step) for rank, step in zip(ranks, steps, strict=True)]
+    assert list(match_teams(ranks)[0].groups[0].matched) == [0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.findings.rank_view import views_of
 from profdeck_traces.loading import summarise
 
 STEP_US, PRODUCTS = 20_000.0, 10
@@ -200,3 +201,39 @@ def test_bandwidth_is_not_judged_without_all_ranks(tmp_path: Path) -> None:
     """The recorded rank may have waited in each call."""
     write_overlapping(tmp_path, lambda *_: 0, elements=10_000_000, transfer_us=9_000)
     assert "slow-link" not in rules(tmp_path / "rank0.trace.json")
+
+
+def write_late_host(directory: Path, arrivals_us: Sequence[int]) -> Path:
+    """Write traces in which the host of each rank runs an operator for the given time before it launches an all-reduce.
+
+    Each step takes 1,000 us. All ranks leave the all-reduce after 900 us.
+    """
+    for rank, arrival in enumerate(arrivals_us):
+        events = []
+        for step in range(6):
+            begin = 10_000 + 1_000 * step
+            about = {"Collective name": "allreduce", "Process Group Name": "0", "stream": 7, "correlation": step + 1}
+            about["Group size"] = len(arrivals_us)
+            events += [
+                event("user_annotation", f"ProfilerStep#{step}", 1, begin, 1_000),
+                event("cpu_op", "aten::sort", 1, begin + 1, arrival - 20),
+                event("cuda_runtime", "cudaLaunchKernel", 1, begin + arrival - 15, 5, correlation=step + 1),
+                event("kernel", "ncclDevKernel_AllReduce_Sum_f32()", 7, begin + arrival, 900 - arrival, **about),
+                event("cuda_runtime", "cudaDeviceSynchronize", 1, begin + arrival - 5, 910 - arrival),
+                event("cpu_op", "aten::add", 1, begin + 906, 90),
+            ]
+        document = {"distributedInfo": {"rank": rank, "world_size": len(arrivals_us)}, "traceEvents": events}
+        (directory / f"rank{rank}.trace.json").write_text(json.dumps(document | {"baseTimeNanoseconds": 10**18}))
+    return directory
+
+
+def test_a_straggler_is_not_host_bound_as_well(tmp_path: Path) -> None:
+    run, _ = summarise([write_late_host(tmp_path, [150, 250, 700])])
+    assert run.findings[0].rule == "straggler"
+    assert "host-bound" not in {finding.rule for finding in run.findings}
+
+
+def test_waits_for_ranks_are_not_exposed_communication(tmp_path: Path) -> None:
+    run, _ = summarise([write_late_host(tmp_path, [150, 250, 700])])
+    assert [view.of_devices("exposed_communication_us") for view in views_of(run)] == [750, 650, 200]
+    assert [view.exposed_communication_us for view in views_of(run)] == pytest.approx([200, 200, 200], abs=60)
