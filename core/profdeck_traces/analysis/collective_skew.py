@@ -29,7 +29,8 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     """Compute the collective skew of each role, replica and capture with at least two ranks.
 
     A rank arrives at a collective when its kernel starts. A collective is included if all recorded ranks of its process
-    group took part and their calls overlap in time. Groups with ranks that were not recorded are excluded. Collectives that start in a rank's cold step are excluded.
+    group took part and their calls overlap in time. Groups with ranks that were not recorded are excluded, and so are
+    collectives that start in a rank's cold step.
 
     A collective is decisive if the gap between the last two arrivals exceeds the noise. The noise is the largest spread
     of the end times, and at least 1 us. The straggler is the rank whose share is more than halfway between chance and

@@ -190,8 +190,8 @@ class _TeamWaits:
     def _add_meetings(self, group: MatchedGroup) -> None:
         """Find the rank that arrived last at each collective of a process group."""
         if not group.is_complete:
-            for member, calls in group.members.items():
-                self._meetings[member].is_incomplete[calls.index] = len(group.members) < (group.size or 0)
+            for member, of_member in group.members.items():
+                self._meetings[member].is_incomplete[of_member.index] = len(group.members) < (group.size or 0)
             return
         members = list(group.matched)
         offsets = [self._team.offsets[member] for member in members]

@@ -145,7 +145,7 @@ _CAUSES = {
     ),
     causes.COMMUNICATION: _Cause(
         rule="exposed-communication",
-        condition="Collectives without overlap, including waits for other ranks, over 10 % (torch-tb-profiler).",
+        condition="Collectives without overlap, over 10 % (torch-tb-profiler). Waits assigned to a rank do not count.",
         min_share=0.1,
         subject=lambda one, _: f"Communication without overlap ({_name(one)}) takes",
         cure=lambda one: (
