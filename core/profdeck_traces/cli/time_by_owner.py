@@ -92,7 +92,8 @@ def _of_team(team: Team, name: str, times: Sequence[AttributedTimes], by: str, s
     if by in ("module", "line") and not any(one.has_stacks for one in times):
         yield from wrapped(_STACKS, width, style="dim")
     elif by == "line":
-        yield from wrapped("The number is the first line of the function.", width, style="dim")
+        note = "The number is the first line of the function, or the line it had reached when the recording started."
+        yield from wrapped(note, width, style="dim")
     if by == "shape" and not any(one.has_shapes for one in times):
         yield from wrapped("Shapes were not recorded. Set the backend option record_shapes.", width, style="dim")
     if any(row[4] for row in rows):
