@@ -293,7 +293,7 @@ def test_slowdown_on_a_busy_machine_is_inconclusive() -> None:
     trend = trend_of(parts_of_steps(3, slow=slow, busy=20))
     (text,) = sentences(trend)
     assert "stage data is inconclusive since step 1,000" in text
-    assert "the machine was busy in 20 captures since then, before in 0." in text
+    assert "the machine was busy in 20 captures after the change and in 0 before." in text
     assert "The machine was busy since each slowdown" in str(inconclusive_reason(trend))
     assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=0))) is None
     assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=30))) is None
