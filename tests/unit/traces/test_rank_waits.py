@@ -164,7 +164,7 @@ def test_a_synchronisation_does_not_save_the_wait_for_a_late_rank(tmp_path: Path
         (cause,) = (one for one in found.causes if one.cause == "synchronisation")
         assert cause.gain_us is not None
         gains.append(cause.gain_us / found.steps)
-    assert gains[0] == gains[1] < 200
+    assert 0 < gains[0] <= gains[1] < 200
 
 
 def test_a_collective_can_start_before_its_operator_ends(tmp_path: Path) -> None:
