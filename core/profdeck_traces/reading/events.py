@@ -133,8 +133,8 @@ class Events:
         """Allocator for arrays of the same length as the columns."""
         self.untimed = untimed
         """Rows of ``X`` events whose ``ts`` or ``dur`` is missing or invalid, such as ``NaN`` or a negative ``dur``.
-        A ``dur`` over 104 days is also invalid. Without a valid ``ts``, the event is not a complete event. Without a valid
-        ``dur``, its duration is 0."""
+        A ``dur`` over 104 days is also invalid. Without a valid ``ts``, the event is not a complete event. Without a
+        valid ``dur``, its duration is 0."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -336,7 +336,9 @@ class _Builder:
         pairs = _pair(phase, start, duration, track, is_annotation)
         del is_annotation
         is_complete = (phase == _COMPLETE) & (start != NO_TIME)
-        untimed = np.flatnonzero((phase == _COMPLETE) & ((start == NO_TIME) | (duration < 0) | (duration > _MAX_DURATION_NS)))
+        untimed = np.flatnonzero(
+            (phase == _COMPLETE) & ((start == NO_TIME) | (duration < 0) | (duration > _MAX_DURATION_NS))
+        )
         duration[untimed] = 0
         order = _order(is_complete, track, start, duration)
         complete = int(np.count_nonzero(is_complete))

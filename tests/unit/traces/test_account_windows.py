@@ -94,7 +94,9 @@ def test_a_large_recording_of_events_without_a_duration_has_no_account(
 ) -> None:
     divide(monkeypatch, 10)
     names = ("aten::a", "aten::b")
-    events = [{"ph": "X", "cat": "cpu_op", "name": names[at % 2], "pid": 1, "tid": 1, "ts": at, "dur": 0} for at in range(50)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": names[at % 2], "pid": 1, "tid": 1, "ts": at, "dur": 0} for at in range(50)
+    ]
     assert summarise_trace(write(tmp_path, events)).account is None
 
 

@@ -154,7 +154,16 @@ def test_a_synchronisation_does_not_save_the_wait_for_a_late_rank(tmp_path: Path
                 ("cpu_op", "aten::add", begin + 890, begin + 1_000, {}),
             ]
         events = [
-            {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": begin, "dur": end - begin, "args": args}
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 1,
+                "tid": 7,
+                "ts": begin,
+                "dur": end - begin,
+                "args": args,
+            }
             for category, name, begin, end, args in calls
         ]
         host_trace(tmp_path, rank, [], traceEvents=events)
