@@ -117,6 +117,9 @@ class PathCauses:
         self._syncs = np.zeros(0, np.int32) if self._is_sync is None else np.flatnonzero(self._is_sync).astype(np.int32)
         self._syncs = self._syncs[np.argsort(names.events.start_ns[self._syncs], kind="stable")]
         self._sync_start = names.events.start_ns[self._syncs]
+        self._sync_end = self._sync_start + names.events.duration_ns[self._syncs]
+        self._latest_end = np.maximum.accumulate(self._sync_end)
+        self._counted_until: int | None = None
         self._groups: dict[_Key, _Group] = {}
         self._step_ns: list[int] = []
         self._step_flops: list[float] = []
@@ -130,6 +133,7 @@ class PathCauses:
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(path):
                 of_step = self._path_rows(path, window.rows_of_trace(path.row)), self._synchronisations(begin, end)
+                self._counted_until = end
                 batch += of_step
                 count += sum(len(rows.row) for rows in of_step)
                 self._step_ns.append(end - begin)
@@ -180,10 +184,18 @@ class PathCauses:
         return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
 
     def _synchronisations(self, begin: int, end: int) -> _StepRows:
-        """Return the synchronisations that start in the next step."""
-        row = self._syncs[slice(*self._sync_start.searchsorted((begin, end)).tolist())]
-        code = np.full(len(row), _code(SYNCHRONISATION), np.uint8)
-        return _StepRows(len(self._step_ns), code, row, self._names.events.duration_ns[row])
+        """Return the synchronisations that start in the next step.
+
+        If the step before is not counted, include its synchronisations that end later. Their time starts at `begin`.
+        """
+        first, last = self._sync_start.searchsorted((begin, end)).tolist()
+        members = np.arange(first, last)
+        if self._counted_until != begin:
+            earlier = np.arange(self._latest_end.searchsorted(begin, side="right"), first)
+            members = np.append(earlier[self._sync_end[earlier] > begin], members)
+        code = np.full(len(members), _code(SYNCHRONISATION), np.uint8)
+        time = self._sync_end[members] - np.maximum(self._sync_start[members], begin)
+        return _StepRows(len(self._step_ns), code, self._syncs[members], time)
 
     def _add_rows(self, batch: Sequence[_StepRows]) -> None:
         """Add the time of the rows of some steps to their groups."""
@@ -231,6 +243,7 @@ class PathCauses:
         group, texts = self._groups[key], self._texts
         name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
         has_gain &= group.gain.is_known
+        gain_ns = min(group.gain.saved_ns, group.time_ns, sum(self._step_ns))
         return CauseTime(
             cause=CAUSES[key.cause - 1],
             name=None if name is None else texts[name],
@@ -239,7 +252,7 @@ class PathCauses:
             annotation=None if (annotation := group.main(2)) is None else texts[annotation],
             line=None if (frame := group.main(3)) is None else texts[frame],
             time_us=group.time_ns / _US,
-            gain_us=group.gain.saved_ns / _US if has_gain else None,
+            gain_us=gain_ns / _US if has_gain else None,
             next_limit=group.gain.limit.label if has_gain else None,
             steps_us=tuple(group.steps.get(step, 0) / _US for step in range(len(self._step_ns)))
             if len(self._step_ns) <= _MAX_STEPS

@@ -123,7 +123,10 @@ class CauseTime:
     time_us: float
     """Total over all steps in the account."""
     gain_us: float | None = None
-    """Time that the steps would save without these events; ``None`` if not computed or unknown."""
+    """Time that the steps would save without these events; ``None`` if not computed or unknown.
+
+    The gain of a synchronisation or collective excludes the rank's waits for other ranks, because these waits remain.
+    """
     next_limit: str | None = None
     """Owner kind that would then have the most time on the critical path."""
     steps_us: tuple[float, ...] = ()

@@ -262,8 +262,9 @@ def _with_gains(
             is_owner[found[of_owner]] = True
             replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
         causes.add_gains(replay, window)
+    # A replay can save more than the owner's time if the walk found no recorded cause for a part of the path.
     gain_of_owner = {
-        owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
+        owner.key: (min(gain.saved_ns / _NS_PER_US, owner.time_us), gain.limit.label)
         for owner, gain in zip(named, gains, strict=True)
         if gain.is_known
     }

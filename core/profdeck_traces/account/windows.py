@@ -75,7 +75,8 @@ class PathWindows:
             if not self.has_steps:
                 self._steps = self._sections()
                 self._excluded = np.zeros(len(self._steps.track), np.bool_)
-            self._parts = self._divided()
+            if len(self._steps.track):
+                self._parts = self._divided()
 
     def __len__(self) -> int:
         return max(1, len(self._parts))
@@ -95,11 +96,16 @@ class PathWindows:
         return PathWindow(recording, self._events, None, is_used)
 
     def _sections(self) -> StepAnnotations:
-        """Divide a recording without steps into intervals with roughly equal event counts."""
+        """Divide a recording without steps into intervals with roughly equal event counts.
+
+        If no event has a duration, there are no intervals.
+        """
         start_ns, is_event = self._events.start_ns, self.kinds > RowKind.OTHER
         # Host events without a duration do not start a recording.
         is_event &= (self._events.duration_ns > 0) | (self.kinds > LAST_CALL)
         rows = np.flatnonzero(is_event)
+        if not len(rows):
+            return self._steps
         begin = np.sort(start_ns[rows[::_SAMPLED]])[:: max(1, MAX_EVENTS // _SECTIONS // _SAMPLED)]
         begin = np.unique(np.append(begin, start_ns[rows].min()))
         end_ns = int(self._blocks[2].max())

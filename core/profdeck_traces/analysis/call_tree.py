@@ -116,6 +116,7 @@ class CallTree:
             [*((end, 0, at) for at, end in enumerate(ends)), *((begin, 1, at) for at, begin in enumerate(starts))]
         )
         open_calls: list[int] = []
+        place_of: dict[int, int] = {}  # index in `open_calls`
         path: list[int] = [thread]
         depth: Counter[int] = Counter()  # number of times that each node occurs in the path
         entered: dict[int, int] = {}
@@ -140,15 +141,17 @@ class CallTree:
             if begins:
                 if not open_calls:
                     entered[thread] = time_ns
+                place_of[at] = len(open_calls)
                 open_calls.append(at)
                 push(self._node(path[-1], names[at]), time_ns)
                 self._nodes[path[-1]].count += 1
                 continue
-            place = open_calls.index(at)
+            place = place_of.pop(at)
             del open_calls[place]
             while len(path) > place + 1:
                 pop(time_ns)
             for other in open_calls[place:]:
+                place_of[other] -= 1
                 push(self._node(path[-1], names[other]), time_ns)
             if not open_calls:
                 self._nodes[thread].total_ns += time_ns - entered[thread]

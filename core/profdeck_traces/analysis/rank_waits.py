@@ -11,7 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import Arrivals
+<<<<<<< HEAD
 from profdeck_traces.account.causes import COMMUNICATION
+=======
+from profdeck_traces.account.causes import COMMUNICATION, SYNCHRONISATION
+>>>>>>> fix-walk
 from profdeck_traces.account.model import Account, CauseTime, OwnerKey, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.table import COLLECTIVES_INCLUDE_WAITS, largest_owners
@@ -332,6 +336,7 @@ class _TeamWaits:
         return attrs.evolve(
             account,
             owners=tuple(with_gains),
+<<<<<<< HEAD
             causes=tuple(self._causes(index, account)),
             notes=(*notes, *self._notes(index, collective_ns)),
         )
@@ -348,6 +353,11 @@ class _TeamWaits:
             gain_us = None if cause.gain_us is None else max(0.0, cause.gain_us - waits_us)
             # The waits of each step are unknown.
             yield attrs.evolve(cause, time_us=cause.time_us - waits_us, gain_us=gain_us, steps_us=())
+=======
+            causes=tuple(_without_waits(one, sum(self._moved_ns[index].values())) for one in account.causes),
+            notes=(*notes, *self._notes(index, collective_ns)),
+        )
+>>>>>>> fix-walk
 
     def _wait_key(self, rank: int, owner: int) -> OwnerKey:
         number = self._team.ranks[rank].rank
@@ -378,6 +388,14 @@ class _TeamWaits:
         if incomplete:
             ranks = ", ".join(str(self._team.ranks[rank].rank) for rank in incomplete)
             yield f"The critical path of rank {ranks} is too long, so what other ranks waited for is unknown."
+
+
+def _without_waits(one: CauseTime, wait_ns: int) -> CauseTime:
+    """Reduce the gain of a synchronisation or collective by the waits for other ranks, which are not saved."""
+    if not wait_ns or one.gain_us is None or one.cause not in {COMMUNICATION, SYNCHRONISATION}:
+        return one
+    gain_us = max(0.0, one.gain_us - wait_ns / _NS_PER_US)
+    return attrs.evolve(one, gain_us=gain_us, next_limit=OwnerKind.WAIT_FOR_RANK.label)
 
 
 def _no_meetings(start: Int) -> _Meetings:

@@ -83,9 +83,10 @@ def _critical_path(file: Path) -> OwnedPath | None:
     from profdeck_traces.analysis.step_names import StepNames
     from profdeck_traces.reading.reader import read_trace
 
+    with terminal.show_progress("Finding the critical path") as on_progress:
+        trace = read_trace(file, is_step=StepNames.load().is_step, on_progress=on_progress)
     try:
-        with terminal.show_progress("Finding the critical path") as on_progress:
-            return critical_path(read_trace(file, is_step=StepNames.load().is_step, on_progress=on_progress))
+        return critical_path(trace)
     except TraceError as error:
         terminal.warn(f"Could not add the critical path: {error}")
         return None

@@ -47,6 +47,7 @@ _CATEGORIES = {
 }
 """Maps category names in traces from torch 1.8 and 1.9 to the current names."""
 _BEGIN, _END, _COMPLETE, _METADATA = (ord(phase) for phase in "BEXM")
+_MAX_DURATION_NS = 2**53  # 104 days; sums of longer durations can overflow
 # Above these limits, columns are stored in temporary files. The file limit assumes a compression ratio of 8 to 30.
 _LARGE_JSON_BYTES, _LARGE_FILE_BYTES = 1 << 30, 100 << 20
 
@@ -132,7 +133,8 @@ class Events:
         """Allocator for arrays of the same length as the columns."""
         self.untimed = untimed
         """Rows of ``X`` events whose ``ts`` or ``dur`` is missing or invalid, such as ``NaN`` or a negative ``dur``.
-        Without a valid ``ts``, the event is not a complete event. Without a valid ``dur``, its duration is 0."""
+        A ``dur`` over 104 days is also invalid. Without a valid ``ts``, the event is not a complete event. Without a
+        valid ``dur``, its duration is 0."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -334,8 +336,10 @@ class _Builder:
         pairs = _pair(phase, start, duration, track, is_annotation)
         del is_annotation
         is_complete = (phase == _COMPLETE) & (start != NO_TIME)
-        untimed = np.flatnonzero((phase == _COMPLETE) & ((start == NO_TIME) | (duration < 0)))
-        np.maximum(duration, 0, out=duration, where=is_complete)
+        untimed = np.flatnonzero(
+            (phase == _COMPLETE) & ((start == NO_TIME) | (duration < 0) | (duration > _MAX_DURATION_NS))
+        )
+        duration[untimed] = 0
         order = _order(is_complete, track, start, duration)
         complete = int(np.count_nonzero(is_complete))
         del is_complete

@@ -19,11 +19,15 @@ _NS_PER_US = 1000
 def path_events(path: OwnedPath, pid: Id, shift_ns: int) -> Iterator[bytes]:
     """Yield the JSON text of each event: the name and sort index of the thread, then one event per segment.
 
+    Without segments, there are no events.
+
     Args:
         path: The critical path.
         pid: Process id of the events.
         shift_ns: Offset to add to all times.
     """
+    if not len(path):
+        return
     for name, args in (("thread_name", {"name": PATH_NAME}), ("thread_sort_index", {"sort_index": _FIRST})):
         yield _text({"ph": "M", "name": name, "pid": pid, "tid": _TID, "ts": 0, "args": args})
     parts = []

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.analysis.critical_path import PATH_CATEGORY, PATH_NAME
 from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.walking import NO_TIME
@@ -34,7 +35,8 @@ class TimeWindow:
 class Selection:
     """Criteria for keeping events. An event must match every criterion; without criteria, all events are kept.
 
-    - Metadata (``ph`` "M") is always kept, because viewers would otherwise show numbers instead of names.
+    - Metadata (``ph`` "M") is kept, because viewers would otherwise show numbers instead of names. The metadata of an
+      added critical path is dropped if none of its events is kept.
     - Complete events (X) are kept if they overlap the window or, if they have no duration, start in it.
     - Duration events (B and E) are kept in pairs, like complete events. A B or E event without a partner is kept.
     - All other events are kept if their ``ts`` is in the window. If an asynchronous event or a flow (s, t, f) crosses
@@ -48,7 +50,8 @@ class Selection:
     end_ns: int | None = None
     """First nanosecond after the window; ``None`` for no bound."""
     categories: frozenset[str] | None = None
-    """Values of ``cat`` to keep. For a comma-separated ``cat``, one match suffices. "" matches a missing ``cat``."""
+    """Values of ``cat`` to keep. For a comma-separated ``cat``, one match suffices. "" matches a missing ``cat``.
+    The events of an added critical path match if any event matches."""
     host: TimeWindow | None = None
     """Separate window for events in host categories, because devices run work later than the host launches it."""
     work: TimeWindow | None = None
@@ -74,8 +77,10 @@ class Selection:
         duration[complete:] = 0
         is_metadata = phase == ord(_METADATA)
         kept = np.ones(len(phase), dtype=np.bool_)
+        of_path = np.array([name == PATH_CATEGORY for name in events.categories], dtype=np.bool_)[category]
         if self.categories is not None:
-            kept &= np.array([self._matches(name) for name in events.categories], dtype=np.bool_)[category]
+            matches = np.array([self._matches(name) for name in events.categories], dtype=np.bool_)[category]
+            kept &= matches | (of_path & matches.any())
         if self.windows != (TimeWindow(),) * 3:
             place = np.array([_place(name) for name in events.categories], dtype=np.int8)[category]
             place[np.isin(phase, list(map(ord, _FLOW)))] = _ALL_ELSE
@@ -91,7 +96,10 @@ class Selection:
                     inside &= start < window.end_ns
                 kept &= inside | (place != number)
         kept[complete:] |= np.isin(phase[complete:], [ord("B"), ord("E")])  # B and E events without a partner
+        is_empty = np.array([events.thread_names.get(track) == PATH_NAME for track in events.tracks], dtype=np.bool_)
+        is_empty[columns["track"][kept & of_path]] = False
         kept |= is_metadata
+        kept &= ~(is_metadata & is_empty[columns["track"]])
         by_row: NDArray[np.bool_] = events.in_file_order(kept)
         begins, ends = events.pairs
         by_row[ends] = by_row[begins]

@@ -170,6 +170,13 @@ def test_path_that_is_not_a_trace_is_reported(cli: Cli, trace: Path, tmp_path: P
         assert message in result.stderr
 
 
+def test_missing_trace_is_reported_once(cli: Cli, tmp_path: Path) -> None:
+    result = cli("trim", tmp_path / "absent", "--category", "kernel", "--critical-path")
+    assert result.exit_code == 4
+    assert result.stderr.count("Cannot read") == 1
+    assert "warning" not in result.stderr
+
+
 def test_output_without_write_access_is_reported(cli: Cli, trace: Path) -> None:
     result = cli("trim", trace, "--category", "kernel", "-o", "/proc/self/new.gz")
     assert result.exit_code == 2

@@ -89,6 +89,17 @@ def test_recordings_without_steps_are_divided_as_well(
     assert (account.time_us, account.steps, account.border) == (expected.time_us, 1, "recording")
 
 
+def test_a_large_recording_of_events_without_a_duration_has_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divide(monkeypatch, 10)
+    names = ("aten::a", "aten::b")
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": names[at % 2], "pid": 1, "tid": 1, "ts": at, "dur": 0} for at in range(50)
+    ]
+    assert summarise_trace(write(tmp_path, events)).account is None
+
+
 def step_events(steps: int) -> list[dict[str, Any]]:
     """Return the events of steps in which every event can be on the critical path."""
     program = [call for number in range(20) for call in (("op", f"aten::op{number}", 30), ("launch", "k", 20, 7))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,6 +116,21 @@ def test_overlapping_calls_keep_their_total_time(
         path: sums[1:] for path, sums in expected(calls).items()
     }
     assert sum(count for count, _, _ in paths.values()) == len(calls)
+
+
+def test_time_of_overlapping_calls_is_linear_in_their_depth(tmp_path: Path) -> None:
+    """Regression test: finding the call that ends took time proportional to the depth."""
+
+    def cpu_s(depth: int) -> float:
+        nested = [("a", at, 3 * depth - at) for at in range(depth)]
+        overlapping = [("b", 3 * depth, 3 * depth + 2), ("c", 3 * depth + 1, 3 * depth + 3)]
+        trace = read_trace(written(tmp_path / "trace.json", [*nested, *overlapping]))
+        begin = time.process_time()
+        CallTree(trace.events, trace.tables.names_of_categories(frozenset({"cpu_op"})), trace.thread_names)
+        return time.process_time() - begin
+
+    cpu_s(10)
+    assert cpu_s(16_000) < 20 * cpu_s(2_000)  # 8 times for linear time
 
 
 def test_trace_without_stacks_has_no_tree(tmp_path: Path) -> None:

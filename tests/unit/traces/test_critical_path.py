@@ -59,6 +59,28 @@ def check_trim(trace: Path, directory: Path) -> None:
         assert int((path.end_ns - path.begin_ns).sum()) == round(before.account.time_us * 1000)
 
 
+def test_a_trimmed_path_is_kept_and_never_empty(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": planted()["device bound"].machine.events}))
+    path = critical_path(read_trace(trace))
+    kernels = Selection(categories=frozenset({"kernel"}))
+    first, second, outside = (tmp_path / name for name in ("first.json", "second.json", "outside.json"))
+    trim_trace(trace, first, kernels, path=path)
+    trim_trace(first, second, kernels)
+    assert path_events(second) == path_events(first) != []
+    with pytest.raises(TraceError, match="No event"):
+        trim_trace(first, outside, Selection(categories=frozenset({"unknown"})))
+
+    end_ns = int(path.end_ns[-1])
+    late = {"ph": "X", "cat": "cpu_op", "name": "late", "pid": 1, "tid": 1, "ts": end_ns / 1000 + 10, "dur": 5}
+    trace.write_text(json.dumps({"traceEvents": [*json.loads(first.read_text())["traceEvents"], late]}))
+    for source, added in ((trace, None), (outside, path)):
+        target = tmp_path / f"from_{source.name}"
+        trim_trace(source, target, Selection(begin_ns=end_ns + 5_000), path=added)
+        assert "critical path" not in target.read_text()
+        target.rename(outside)
+
+
 @pytest.mark.parametrize("name", ["device bound", "lock"])
 def test_a_path_changes_no_other_event_of_a_trimmed_trace(tmp_path: Path, name: str) -> None:
     trace = tmp_path / "trace.json"

@@ -24,6 +24,12 @@ def account_of(directory: Path, program: Program, steps: int = 1, *, sync_record
     return account
 
 
+def check_limits(account: Account) -> None:
+    """Check that no gain exceeds the time of its owner or cause, or the steps."""
+    for one in (*account.owners, *account.causes):
+        assert one.gain_us is None or one.gain_us <= min(one.time_us, account.time_us)
+
+
 def owner_of(account: Account, name: str) -> OwnerTime:
     return next(owner for owner in account.owners if owner.name == name)
 
@@ -40,7 +46,9 @@ def test_gains_agree_with_a_simulation_of_the_changed_program(
     for _ in range(30):
         program = random_program(rnd)
         duration_us = step_us(program)
-        for owner in account_of(tmp_path, program, sync_records=sync_records).owners:
+        account = account_of(tmp_path, program, sync_records=sync_records)
+        check_limits(account)
+        for owner in account.owners:
             if owner.kind in {"operator", "kernel", "copy"} and owner.gain_us is not None:
                 assert owner.name is not None
                 saved_us = duration_us - step_us(scaled(program, owner.name, 0))
@@ -65,6 +73,57 @@ def test_gains_add_up_over_the_steps_of_the_account(tmp_path: Path) -> None:
     program: Program = [("op", "aten::a", 500), ("launch", "k", 50, 7), ("sync", None)]
     account = account_of(tmp_path, program, 4)
     assert owner_of(account, "aten::a").gain_us == 500 * account.steps
+
+
+Call = tuple[str, str, int, float, float, dict[str, int]]
+UNRECORDED: list[Call] = [
+    ("user_annotation", "ProfilerStep#1", 1, 0, 1_000_000, {}),
+    ("cuda_runtime", "cudaMemcpyAsync", 1, 332_330, 232, {"correlation": 15}),
+    ("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 7, 332_465, 0, {"device": 0, "stream": 7, "correlation": 15}),
+    ("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 7, 332_465, 1, {"device": 0, "stream": 7, "correlation": 17}),
+    ("cpu_op", "aten::sort", 2, 332_516, 500_000, {}),
+    ("cuda_runtime", "cudaEventSynchronize", 2, 661_114, 166, {"correlation": 40}),
+    ("python_function", "train.py(3): f", 2, 661_280, 265, {"Python id": 185}),
+]
+"""A third of the step is not recorded."""
+EARLY_SYNC: list[Call] = [
+    ("user_annotation", "ProfilerStep#0", 1, 0, 1_000, {}),
+    ("cuda_runtime", "cudaEventSynchronize", 2, 2, 323, {"correlation": 10}),
+    ("kernel", "gemm", 8, 36, 1, {"device": 0, "stream": 8}),
+    ("cuda_runtime", "cudaLaunchKernel", 1, 43, 1, {"correlation": 1}),
+    ("kernel", "elementwise", 9, 48, 0, {"device": 0, "stream": 9, "correlation": 1}),
+    ("cuda_runtime", "cudaStreamSynchronize", 1, 76, 64, {"correlation": 5}),
+    ("cuda_runtime", "cudaLaunchKernel", 2, 325, 0.001, {"correlation": 11}),
+    ("kernel", "ncclDevKernel_AllReduce_Sum_f32", 7, 1_440, 1_000, {"device": 0, "stream": 7, "correlation": 11}),
+]
+"""A synchronisation starts before the first border, which is the end of the device work before the step."""
+
+
+def traced(directory: Path, calls: list[Call]) -> Account:
+    events = [
+        {"ph": "X", "cat": category, "name": name, "tid": tid, "pid": int("device" not in args), "args": args}
+        | {"ts": ts, "dur": dur}
+        for category, name, tid, ts, dur, args in calls
+    ]
+    path = directory / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    account = summarise_trace(path).account
+    assert account is not None
+    return account
+
+
+@pytest.mark.parametrize("calls", [UNRECORDED, EARLY_SYNC])
+def test_a_gain_is_at_most_the_time_and_the_step(tmp_path: Path, calls: list[Call]) -> None:
+    check_limits(traced(tmp_path, calls))
+
+
+def test_a_synchronisation_that_starts_before_the_first_step_counts(tmp_path: Path) -> None:
+    account = traced(tmp_path, EARLY_SYNC)
+    (cause,) = (one for one in account.causes if one.cause == "synchronisation")
+    first_us = 2_440 - account.time_us
+    assert account.border == "device"
+    assert first_us > 2
+    assert cause.time_us == pytest.approx(64 + 325 - first_us)
 
 
 def test_work_off_the_path_has_no_gain(tmp_path: Path) -> None:

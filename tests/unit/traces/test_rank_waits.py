@@ -142,6 +142,44 @@ def test_a_wait_for_a_rank_names_its_owner_and_the_gain(tmp_path: Path) -> None:
     assert not [note for note in waiting.notes if "waiting" in note]
 
 
+def test_a_synchronisation_does_not_save_the_wait_for_a_late_rank(tmp_path: Path) -> None:
+    for rank, arrival_us in enumerate((200, 700)):
+        calls = []
+        for step in range(6):
+            begin = 10_000 + 1_000 * step
+            launch, kernel = {"correlation": step}, {"device": 0, "stream": 7, "correlation": step}
+            allreduce = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+            calls += [
+                ("user_annotation", f"ProfilerStep#{step}", begin, begin + 1_000, {}),
+                ("cpu_op", "aten::mm", begin, begin + arrival_us, {}),
+                ("cuda_runtime", "cudaLaunchKernel", begin + arrival_us, begin + arrival_us + 5, launch),
+                ("kernel", "ncclDevKernel_AllReduce", begin + arrival_us + 10, begin + 880, kernel | allreduce),
+                ("cuda_runtime", "cudaDeviceSynchronize", begin + arrival_us + 5, begin + 890, {}),
+                ("cpu_op", "aten::add", begin + 890, begin + 1_000, {}),
+            ]
+        events = [
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 1,
+                "tid": 7,
+                "ts": begin,
+                "dur": end - begin,
+                "args": args,
+            }
+            for category, name, begin, end, args in calls
+        ]
+        host_trace(tmp_path, rank, [], traceEvents=events)
+    gains = []
+    for rank in range(2):
+        found = account(summary_of(tmp_path), rank)
+        (cause,) = (one for one in found.causes if one.cause == "synchronisation")
+        assert cause.gain_us is not None
+        gains.append(cause.gain_us / found.steps)
+    assert 0 < gains[0] <= gains[1] < 200
+
+
 def test_a_collective_can_start_before_its_operator_ends(tmp_path: Path) -> None:
     """Regression test: without stacks, the main thread's wait was counted as time without an event."""
     waiting = account(summary_of(gloo_job(tmp_path / "job", early_us=50)), 0)

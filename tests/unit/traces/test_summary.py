@@ -165,6 +165,7 @@ def test_odd_times_and_ids_are_taken_as_they_are_meant(tmp_path: Path) -> None:
             event("cpu_op", "number", 1704161511420306, 1, pid="Spans"),
             event("cpu_op", "no duration", 1704161511420306, None),
             event("cpu_op", "negative", 1704161511420306, -5),
+            event("cpu_op", "too long", 1704161511420306, 1e15),
             event("cpu_op", "fine", 4203669603018.756, 0.001),
         ],
     )
@@ -174,7 +175,7 @@ def test_odd_times_and_ids_are_taken_as_they_are_meant(tmp_path: Path) -> None:
         "number": 1.0,
         "fine": 0.001,
     }
-    assert {odd.name: odd.count for odd in summary.implausible} == {"no duration": 1, "negative": 1}
+    assert {odd.name: odd.count for odd in summary.implausible} == {"no duration": 1, "negative": 1, "too long": 1}
 
 
 def test_ascend_lanes_are_identified_by_process_name(tmp_path: Path) -> None:
