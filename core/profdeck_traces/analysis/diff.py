@@ -32,6 +32,7 @@ from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.significance import THRESHOLD, Measured, TimeSample, change_of, pooled, sample_of
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.text import plural
+from profdeck_traces.inputs.host_load import HostLoad
 
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
@@ -320,7 +321,7 @@ def _role(
     # Starting the recorder affects only host times.
     alike = len({all(map(is_cold, side)) for side in sides}) == 1
     kernels = _changes(pairs, _kernels, basis)
-    busy = _contention(sides[0]), _contention(sides[1])
+    loads = _busiest(sides[0]), _busiest(sides[1])
     iterations = _iterations(pairs) if alike else ()
     return RoleDiff(
         role=role,
@@ -350,7 +351,11 @@ def _role(
         ),
         notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
         contributions=contributions_of(pairs) if alike else (),
-        busy=busy,
+        busy=(
+            loads[0].describe_contention() if loads[0] else None,
+            loads[1].describe_contention() if loads[1] else None,
+        ),
+        lost_fractions=(loads[0].lost_fraction if loads[0] else 0.0, loads[1].lost_fraction if loads[1] else 0.0),
         corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
         incomplete=(
             *_incomplete(pairs, kernels, iterations),
@@ -567,10 +572,10 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
             )
 
 
-def _contention(traces: RankSummaries) -> str | None:
-    """Return why the machine was busy according to the first trace that reports it, or ``None``."""
+def _busiest(traces: RankSummaries) -> HostLoad | None:
+    """Return the load of the trace that lost the largest fraction of its recording to contention."""
     loads = (trace.host_load for trace in traces if trace.host_load is not None)
-    return next(filter(None, (load.describe_contention() for load in loads)), None)
+    return max(loads, key=lambda load: load.lost_fraction, default=None)
 
 
 def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> Iterator[str]:

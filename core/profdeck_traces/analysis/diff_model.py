@@ -293,6 +293,8 @@ class RoleDiff:
     """Parts of the mean step on the host. Their changes add up to the change in the mean step. Empty if unknown."""
     busy: tuple[str | None, str | None] = (None, None)
     """Why the machine was busy during the earlier and later captures. ``None`` if not busy, or if unknown."""
+    lost_fractions: tuple[float, float] = (0.0, 0.0)
+    """Largest fraction of a recording that was lost to contention, earlier and later. 0 if not busy, or if unknown."""
 
     def describe_busy(self) -> str | None:
         """Return why the machine was busy, such as ``the machine was busy after (...)``, or ``None`` if it was not."""
@@ -347,10 +349,16 @@ class RoleDiff:
         return tuple(changes)
 
     def _is_due_to_machine(self, change: Change) -> bool:
-        """Return whether the machine was busy only during the slower run."""
-        before, after = self.busy
-        slower_side_busy, other_side_busy = (after, before) if change.verdict == "slower" else (before, after)
-        return slower_side_busy is not None and other_side_busy is None
+        """Return whether contention in the slower run can explain a change.
+
+        A run that lost a fraction of its time could have been shorter by that fraction. Contention in the faster run
+        only hides a part of the change.
+        """
+        if not change.is_significant:
+            return False
+        lost = self.lost_fractions[change.verdict == "slower"]
+        times = [(change.before_us, change.after_us), (change.mean_before_us or 0.0, change.mean_after_us or 0.0)]
+        return lost > 0 and all(abs(new - old) <= lost * max(old, new) for old, new in times)
 
     def is_inconclusive(self, limit: float = CALLED_SAME) -> bool:
         """Return whether no change exceeds a limit, but a change of that size cannot be ruled out.
@@ -370,7 +378,8 @@ class RoleDiff:
         """
         if self.is_inconclusive(limit) or not self.decisive:
             return "inconclusive"
-        verdicts = {change.verdict for change in (*self.decisive, *self.changes_over(limit))}
+        decisive = [change for change in self.decisive if not self._is_due_to_machine(change)]
+        verdicts = {change.verdict for change in (*decisive, *self.changes_over(limit))}
         if {"slower", "faster"} <= verdicts:
             return "faster and slower"
         return "slower" if "slower" in verdicts else "faster" if "faster" in verdicts else "same"
@@ -385,8 +394,9 @@ class RoleDiff:
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
         if by is not Judge.DEVICE and (text := self.describe_busy()):
-            is_cause = any(map(self._is_due_to_machine, self._significant(fail_over, by)))
-            reasons += [f"{text}; record again on an idle machine"] if reasons or is_cause else []
+            is_cause = any(map(self._is_due_to_machine, (*judged, *self._significant(fail_over, by))))
+            explains = ", which can explain the change" if is_cause else ""
+            reasons += [f"{text}{explains}; record again on an idle machine"] if reasons or is_cause else []
         missing = () if judged else (f"one of the runs has no {_JUDGED[by]}",)
         return (*reasons, *self.incomplete, *missing)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.host_states import NOTHING
@@ -12,6 +13,8 @@ from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
+_UNNAMED = frozenset({"between", "not recorded"})
+"""Owner kinds that name no event."""
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _NS_PER_US = 1000
@@ -43,7 +46,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     word = "is the same" if verdict == "same" else f"is {verdict}"
     changes = role.changes_over(limit)
     if changes and not any(change in decisive for change in changes):
-        main, word = changes[0], f"is {verdict} on " + ("one rank" if len(changes) == 1 else "some ranks")
+        main, word = changes[0], f"is {verdict} on {_ranks_of(role, changes)}"
     elif verdict == "same" and main.verdict == "inconclusive":
         word = f"changed by less than {limit * 100:g}%"
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
@@ -57,6 +60,18 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
         f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
         f"{ratio} ({_chance(main)}){_mean_of(main)}{f'; {why}' if why else ''}."
     )
+
+
+def _ranks_of(role: RoleDiff, changes: Sequence[Change]) -> str:
+    """Return on how many ranks the step time changed, such as ``1 of 4 ranks (inconclusive on 2)``.
+
+    A rank is inconclusive if its own verdict is, or if its change is significant only without the correction for the
+    number of ranks.
+    """
+    others = [rank for rank in role.ranks if not any(one.name.endswith(f" of {rank.label}") for one in changes)]
+    unknown = sum(any(one.verdict != "same" for one in rank.iterations) for rank in others)
+    note = f" (inconclusive on {unknown})" if unknown else ""
+    return f"{len(role.ranks) - len(others)} of {len(role.ranks)} ranks{note}"
 
 
 def _mean_of(change: Change) -> str:
@@ -85,10 +100,16 @@ def _why(role: RoleDiff, main: Change) -> str:
     total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
     stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
     names = _most_of(stages, total_us)
-    owners = []
+    owners: list[tuple[str, float]] = []
+    largest: list[tuple[str, float]] = []
+    step_us = total_us
     if account is not None and account.step_delta_ns * total_us > 0:
-        owners = _most_of(_owners(account), account.step_delta_ns / _NS_PER_US)
+        step_us = account.step_delta_ns / _NS_PER_US
+        owners = _most_of(_owners(account), step_us)
+        largest = [change for change in _owners_by_line(account) if abs(change[1]) > _LEAST_PART * abs(step_us)]
         names += owners
+        if not names and any(label not in _UNNAMED for label, _ in largest):
+            return _largest_owners(largest, step_us)
     if source is role and not owners:
         for section in SECTIONS if not names else ("categories", "kernels", "operators"):
             changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
@@ -97,6 +118,8 @@ def _why(role: RoleDiff, main: Change) -> str:
     if names:
         explained_us = max((time_us for _, time_us in names), key=abs)
         return f"most of it: {_listed(names)}{_remainder(total_us - explained_us, total_us)}"
+    if largest:
+        return _largest_owners(largest, step_us)
     names = [
         (part.name, part.delta_us)
         for part in parts
@@ -112,9 +135,36 @@ def _owners(account: AccountDiff) -> list[tuple[str, float]]:
     """Return the named owners with their changes in microseconds per step. Owners with equal labels are summed."""
     changes: dict[str, float] = {}
     for owner in account.owners:
-        if (label := name_of_owner(owner)) is not None:
+        if (name := name_of_owner(owner)) is not None:
+            label = name if owner.rank is None else f"{owner.title} {name}"
             changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
     return list(changes.items())
+
+
+def _owners_by_line(account: AccountDiff) -> list[tuple[str, float]]:
+    """Return changes by kind and line in microseconds per step, largest first.
+
+    Many short events of one line can explain a change together. Waits for one rank are summed regardless of the line.
+    """
+    changes: dict[str, float] = {}
+    for owner in account.owners:
+        if owner.name is None and owner.kind not in NAMELESS:  # a sum of small owners
+            continue
+        if owner.rank is not None:
+            label = f"{owner.kind} {owner.rank}"
+        else:
+            label = f"{owner.kind} in {owner.line}" if owner.line else owner.label
+        changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
+    return sorted(changes.items(), key=lambda change: -abs(change[1]))
+
+
+def _largest_owners(owners: Sequence[tuple[str, float]], total_us: float) -> str:
+    """List the largest changes of the account, and the sum of the others if it exceeds a tenth of the total."""
+    listed = owners[:_MOST_PARTS]
+    rest_us = total_us - sum(time_us for _, time_us in listed)
+    most = "most of it: " if _is_most(listed[0][1], total_us) else ""
+    others = [("other owners", rest_us)] if abs(rest_us) > _LEAST_PART * abs(total_us) else []
+    return f"{most}{_listed([*listed, *others])}"
 
 
 def _cut(name: str) -> str:

@@ -134,7 +134,8 @@ def command(  # noqa: PLR0913 - the options of the command line
         for role in diff.roles:
             lines += [*([Text()] if lines else []), *_lines(role, judgement.limit, top or None, width, diff)]
         text_layout.show(console, lines)
-    judgement.end(problems)
+    verdicts = "" if json else "\n".join(verdict_of(role, judgement.limit) for role in diff.roles)
+    judgement.end(problems, verdicts=verdicts)
 
 
 def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:

@@ -66,14 +66,14 @@ class Judgement:
     regressions: list[tuple[RoleDiff, Change]]
     """Changes that exceed the limit."""
     undecided_roles: list[tuple[RoleDiff, str]]
-    """Why the limit could not be applied to a role, for each such role."""
+    """Why the limit could not be applied to a role, for each such role. The text does not name the role."""
     lost_roles: list[str]
     """Why a role was not compared at all, for each such role."""
 
     @property
     def undecided(self) -> list[str]:
         """Why the limit could not be applied, for all roles."""
-        return [*(reason for _, reason in self.undecided_roles), *self.lost_roles]
+        return [*(f"{label_of_role(role)}: {reason}." for role, reason in self.undecided_roles), *self.lost_roles]
 
     def is_undecided(self, role: RoleDiff) -> bool:
         """Return whether the limit could not be applied to a role."""
@@ -93,17 +93,20 @@ class Judgement:
         result = "Over" if is_over else "Inconclusive for" if problems or self.is_undecided(role) else "Within"
         return f"{verdict_of(role, self.limit)} {result} the limit of {self.limit * 100:g}%."
 
-    def end(self, problems: Sequence[str]) -> None:
+    def end(self, problems: Sequence[str], *, verdicts: str = "") -> None:
         """Print the reasons in `undecided`, and exit if there is a problem or a regression.
 
         Args:
             problems: Error messages for traces that cannot be read.
+            verdicts: Verdicts that were printed. Reasons in this text are not printed again.
 
         Raises:
             typer.Exit: There is a problem or a regression.
         """
-        for reason in self.undecided:
-            terminal.print_stderr(f"inconclusive: {reason}")
+        texts = [reason for _, reason in self.undecided_roles] + self.lost_roles
+        for reason, text in zip(self.undecided, texts, strict=True):
+            if text not in verdicts:
+                terminal.print_stderr(f"inconclusive: {reason}")
         if problems:
             raise typer.Exit(ExitCode.UNREADABLE)
         if self.regressions:
@@ -128,7 +131,7 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
         (role, change) for role, basis in pairs if fail_over is not None for change in role.regressions(limit, basis)
     ]
     undecided = [
-        (role, f"{label_of_role(role)}: {reason}.")
+        (role, reason)
         for role, basis in pairs
         if fail_over is not None or role.is_inconclusive()
         for reason in role.undecided(limit, basis)

@@ -45,6 +45,20 @@ class HostLoad:
         """
         return ", ".join(self._reasons()) or None if self.wall_s > 0 else None
 
+    @property
+    def lost_fraction(self) -> float:
+        """Fraction of the recording lost to contention: 0 if the machine was not busy, at most 1.
+
+        This is the recording thread's waiting time, or the throttled time if it is longer. Without a waiting time, it
+        is the share that ``load`` runnable tasks lose on ``cpus`` CPUs, ``1 - cpus / load``.
+        """
+        if self.describe_contention() is None:
+            return 0.0
+        load = min(self.load_at_start or 0.0, self.load_at_end or 0.0)
+        by_load = 1 - self.cpus / load if load > self.cpus else 0.0
+        waiting = by_load if self.run_queue_s is None else self.run_queue_s / self.wall_s
+        return min(1.0, max(waiting, (self.throttled_s or 0.0) / self.wall_s))
+
     def _reasons(self) -> Iterator[str]:
         lost_s = _MIN_LOST_SHARE * self.wall_s
         load = min(self.load_at_start or 0.0, self.load_at_end or 0.0)

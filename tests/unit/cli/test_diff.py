@@ -199,7 +199,7 @@ def test_role_without_comparable_times_fails(cli: Cli, write_document: Document)
     for options in ((), ("--fail-over", "5%")):
         result = cli("diff", path, path, *options)
         assert result.exit_code == 6
-        assert result.stderr == "inconclusive: rollout: one of the runs has no steps, kernels or operators.\n"
+        assert result.stderr == ""
         headline = "rollout is inconclusive: one of the runs has no steps, kernels or operators."
         assert headline in output_lines(result)
 
@@ -216,8 +216,8 @@ def test_incomplete_and_unmatched_traces_cause_warnings(cli: Cli, write_document
     assert result.stderr.splitlines() == [
         "warning: run/rank0.trace.json: It ends early. Only the readable part is compared.",
         "warning: a.json: the other run has no trace that corresponds to run/rank1.trace.json",
-        "inconclusive: trainer: run/rank0.trace.json is corrupt and was read only in part.",
     ]
+    assert "run/rank0.trace.json is corrupt and was read only in part." in output_text(result)
     assert "Operators are not compared: of some traces only the devices were read." in output_text(result)
 
 
@@ -341,7 +341,8 @@ def test_exit_code_matches_the_headline(
     paths = [write_document(name, rank) for name, rank in zip(("a.json", "b.json"), ranks, strict=True)]
     result = cli("diff", *paths, *options, *(("--fail-over", limit) if limit else ()))
     assert result.exit_code == code
-    assert ("inconclusive: trainer: " in result.stderr) == (code == 6)
+    # A reason that the headline on stdout contains is not printed again.
+    assert ("inconclusive: trainer: " in result.stderr) == (code == 6 and bool(options))
     if options:
         assert bool(json.loads(result.stdout)["undecided"]) == (code == 6)
     else:

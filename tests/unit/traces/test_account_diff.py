@@ -135,8 +135,54 @@ def test_reason_names_the_owner_and_its_line() -> None:
         assert "; most of it: aten::copy_ in train.py(3): copy_ +35.000 ms." in sentence([8] * ranks, steps=13)
     # The mean over 40 ranks changes by 2 %. The reason comes from the slow rank's account.
     text = sentence([1] * 39 + [8], steps=13)
-    assert text.startswith("trainer is slower on one rank: the median global step of rank 39 takes 70.01 ms")
+    assert text.startswith("trainer is slower on 1 of 40 ranks: the median global step of rank 39 takes 70.01 ms")
     assert text.endswith("; most of it: aten::copy_ in train.py(3): copy_ +35.000 ms.")
+
+
+def changed_steps(changes: Sequence[OwnerTime], ranks: int = 1) -> str:
+    """Return the verdict on steps that take longer by the sum of some owners' times, in microseconds per step."""
+
+    def job(owners: Sequence[OwnerTime], number: int) -> RankSummary:
+        base = account_of({"aten::mm": 30_000_000}, steps=1)
+        account = attrs.evolve(base, owners=(*base.owners, *owners))
+        step_us = 30_000 + sum(owner.time_us for owner in owners)
+        times = [step_us + place for place in range(8)]
+        return trace(steps=times, path=f"rank{number}.json", rank=number, account=account)
+
+    (role,) = diff_runs(
+        run(*(job((), number) for number in range(ranks))), run(*(job(changes, number) for number in range(ranks)))
+    ).roles
+    return verdict_of(role)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_reason_sums_the_events_of_a_line(ranks: int) -> None:
+    template = account_of({"aten::copy_": 1_000_000}, steps=1).owners[0]
+    copies = [
+        attrs.evolve(template, name=f"aten::op{number}", line="train.py(9): update", time_us=1_000.0)
+        for number in range(10)
+    ]
+    assert changed_steps(copies, ranks).endswith("; most of it: operator in train.py(9): update +10.000 ms.")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_reason_sums_the_waits_for_a_rank(ranks: int) -> None:
+    template = account_of({"aten::copy_": 1_000_000}, steps=1).owners[0]
+    waits = [
+        attrs.evolve(
+            template,
+            kind="wait for rank",
+            rank=1,
+            awaited="operator",
+            name=name,
+            line=f"a.py({name}): f",
+            time_us=2_000.0,
+        )
+        for name in "abcdef"
+    ]
+    small = attrs.evolve(template, name="aten::item", line="a.py(5): g", time_us=3_000.0)
+    text = changed_steps([*waits, small], ranks)
+    assert text.endswith("; most of it: wait for rank 1 +12.000 ms, operator in a.py(5): g +3.000 ms.")
 
 
 def test_account_of_a_rank_lists_few_owners_that_add_up() -> None:

@@ -359,9 +359,21 @@ def test_one_slow_rank_is_a_regression() -> None:
     assert [change.verdict for change in role.iterations] == ["inconclusive"]
     (regression,) = role.regressions(0.05)
     assert (regression.name, regression.ratio) == ("global step of rank 3", pytest.approx(0.5))
-    assert verdict_of(role).startswith("trainer is slower on one rank: the median global step of rank 3 takes")
+    assert verdict_of(role).startswith("trainer is slower on 1 of 4 ranks: the median global step of rank 3 takes")
     assert role.regressions(0.6) == ()
-    assert verdict_of(role_diff(after, before)).startswith("trainer is faster on one rank: the median global step of")
+    assert verdict_of(role_diff(after, before)).startswith(
+        "trainer is faster on 1 of 4 ranks: the median global step of"
+    )
+
+
+def test_ranks_without_a_verdict_are_counted() -> None:
+    noisy = [100 + 60 * ((7 * step) % 12) for step in range(12)]
+    calm = [200 + step for step in range(12)]
+    before = run(*(trace(steps=times, rank=rank) for rank, times in enumerate([noisy, calm, calm])))
+    slower = [[1.3 * us for us in noisy], [1.5 * us for us in calm], calm]
+    role = role_diff(before, run(*(trace(steps=times, rank=rank) for rank, times in enumerate(slower))))
+    assert [rank.iterations[0].verdict for rank in role.ranks] == ["inconclusive", "slower", "same"]
+    assert verdict_of(role).startswith("trainer is slower on 1 of 3 ranks (inconclusive on 1): the median global step")
 
 
 def step_times(generator: random.Random, level: float, *, slope: float = 0.0, spread: float = 0.05) -> list[float]:
@@ -758,11 +770,42 @@ def test_slower_steps_on_a_busy_machine_are_inconclusive(factor: float) -> None:
     assert ("is inconclusive" in verdict_of(role)) == (factor > 1)
 
 
-@pytest.mark.parametrize(("before", "after"), [(BUSY, IDLE), (BUSY, BUSY), (IDLE, IDLE), (None, IDLE)])
+@pytest.mark.parametrize(("before", "after"), [(BUSY, IDLE), (IDLE, IDLE), (None, IDLE)])
 def test_other_slower_steps_are_regressions(before: HostLoad | None, after: HostLoad) -> None:
     role = role_diff(on_host(before), on_host(after, 1.3))
     assert [change.name for change in role.regressions(0.05)] == ["global step"]
     assert ("the machine was busy before" in verdict_of(role)) == (before is BUSY)
+
+
+LOADED = attrs.evolve(IDLE, run_queue_s=None, load_at_start=16.0, load_at_end=20.0)
+THROTTLED = attrs.evolve(IDLE, throttled_s=4.0)
+
+
+@pytest.mark.parametrize("after", [BUSY, LOADED, THROTTLED])
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.02, "inconclusive"), (1.3, "inconclusive"), (5.0, "slower"), (0.7, "inconclusive"), (0.2, "faster")],
+)
+def test_contention_on_both_sides_explains_changes_up_to_the_lost_time(
+    factor: float, verdict: str, after: HostLoad
+) -> None:
+    role = role_diff(on_host(BUSY), on_host(after, factor))
+    assert role.verdict() == verdict
+    is_explained = verdict == "inconclusive"
+    assert ("can explain the change" in verdict_of(role)) == is_explained
+    assert any("can explain the change" in reason for reason in role.undecided(0.05)) == is_explained
+    assert bool(role.changes_over(0.05)) == (not is_explained)
+
+
+def test_busiest_rank_decides_whether_contention_explains_a_change() -> None:
+    ranks = [(IDLE, 0), (attrs.evolve(BUSY, run_queue_s=1.0), 1), (BUSY, 2)]
+    before, after = (
+        run(*(attrs.evolve(on_host(load, factor), rank=rank, path=f"{rank}.json") for load, rank in ranks))
+        for factor in (1.0, 1.3)
+    )
+    role = role_diff(before, after)
+    assert role.verdict() == "inconclusive"
+    assert "waited 40% of the time" in verdict_of(role)
 
 
 def test_busy_time_of_devices_is_compared_on_a_busy_machine() -> None:
