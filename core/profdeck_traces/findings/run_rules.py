@@ -194,7 +194,7 @@ def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -
         return False
     of_others = [of_rank or [0.0] * len(times[0]) for of_rank in times[1:]]
     excess_us = [own - statistics.median(step) for own, *step in zip(times[0], *of_others, strict=True)]
-    return 2 * sum(excess >= 0.5 * time_us for excess in excess_us) > len(excess_us)
+    return statistics.median_low(excess_us) >= 0.5 * time_us
 
 
 def _steps_us(view: RankView, owner: _Owner) -> list[float]:
