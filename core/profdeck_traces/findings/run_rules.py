@@ -193,7 +193,7 @@ def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -
     if not times[0] or len({len(of_rank) for of_rank in times if of_rank}) > 1:
         return False
     of_others = [of_rank or [0.0] * len(times[0]) for of_rank in times[1:]]
-    excess_us = [own - statistics.median(step) for own, *step in zip(times[0], *of_others, strict=True)]
+    excess_us: list[float] = [own - statistics.median(step) for own, *step in zip(times[0], *of_others, strict=True)]
     return statistics.median_low(excess_us) >= 0.5 * time_us
 
 
