@@ -11,11 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import Arrivals
-<<<<<<< HEAD
-from profdeck_traces.account.causes import COMMUNICATION
-=======
 from profdeck_traces.account.causes import COMMUNICATION, SYNCHRONISATION
->>>>>>> fix-walk
 from profdeck_traces.account.model import Account, CauseTime, OwnerKey, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.table import COLLECTIVES_INCLUDE_WAITS, largest_owners
@@ -336,15 +332,18 @@ class _TeamWaits:
         return attrs.evolve(
             account,
             owners=tuple(with_gains),
-<<<<<<< HEAD
             causes=tuple(self._causes(index, account)),
             notes=(*notes, *self._notes(index, collective_ns)),
         )
 
     def _causes(self, index: int, account: Account) -> Iterator[CauseTime]:
-        """Yield the account's causes without the waits in communication."""
-        left_us = sum(self._moved_ns[index].values()) / _NS_PER_US
+        """Yield the account's causes. Waits for ranks are neither communication nor saved without a synchronisation."""
+        wait_us = left_us = sum(self._moved_ns[index].values()) / _NS_PER_US
         for cause in account.causes:
+            if cause.cause == SYNCHRONISATION and wait_us and cause.gain_us is not None:
+                saved_us = max(0.0, cause.gain_us - wait_us)
+                yield attrs.evolve(cause, gain_us=saved_us, next_limit=OwnerKind.WAIT_FOR_RANK.label)
+                continue
             if cause.cause != COMMUNICATION or not left_us:
                 yield cause
                 continue
@@ -353,11 +352,6 @@ class _TeamWaits:
             gain_us = None if cause.gain_us is None else max(0.0, cause.gain_us - waits_us)
             # The waits of each step are unknown.
             yield attrs.evolve(cause, time_us=cause.time_us - waits_us, gain_us=gain_us, steps_us=())
-=======
-            causes=tuple(_without_waits(one, sum(self._moved_ns[index].values())) for one in account.causes),
-            notes=(*notes, *self._notes(index, collective_ns)),
-        )
->>>>>>> fix-walk
 
     def _wait_key(self, rank: int, owner: int) -> OwnerKey:
         number = self._team.ranks[rank].rank
@@ -388,14 +382,6 @@ class _TeamWaits:
         if incomplete:
             ranks = ", ".join(str(self._team.ranks[rank].rank) for rank in incomplete)
             yield f"The critical path of rank {ranks} is too long, so what other ranks waited for is unknown."
-
-
-def _without_waits(one: CauseTime, wait_ns: int) -> CauseTime:
-    """Reduce the gain of a synchronisation or collective by the waits for other ranks, which are not saved."""
-    if not wait_ns or one.gain_us is None or one.cause not in {COMMUNICATION, SYNCHRONISATION}:
-        return one
-    gain_us = max(0.0, one.gain_us - wait_ns / _NS_PER_US)
-    return attrs.evolve(one, gain_us=gain_us, next_limit=OwnerKind.WAIT_FOR_RANK.label)
 
 
 def _no_meetings(start: Int) -> _Meetings:

@@ -17,11 +17,10 @@ from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.engine_rules import HOST_BETWEEN
-from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_sleep
 
-_ONCE = "record one step with `with_stack: true` to get the function"
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
 _WAITS_FOR_BACKWARD = "run_backward"
@@ -207,7 +206,9 @@ _CAUSES = {
             f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
         ),
         cure=lambda one: (
-            "replace the loop with one operator on the entire tensor" if one.line else "fuse them with torch.compile"
+            "replace the loop with one operator on the entire tensor, or on all tensors with torch._foreach_*"
+            if one.line
+            else "fuse them with torch.compile"
         ),
     ),
     causes.PYTHON_CODE: _Cause(
@@ -243,7 +244,9 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
         yield from (NotJudged(rule, "the host was not recorded") for rule in (*RULES_OF_CAUSES, *_WITHOUT_STACKS))
         return
     for one, cause in _found(view, account):
-        yield _finding(view, account, one, cause)
+        # Without devices, this time includes waits for ranks that themselves wait for a CPU.
+        is_unknown = one.cause == causes.COMMUNICATION and view.is_contended
+        yield NotJudged(cause.rule, MACHINE_BUSY) if is_unknown else _finding(view, account, one, cause)
     yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
 
@@ -455,7 +458,8 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     """Yield findings for time outside operators if stacks were not recorded.
 
     A stage that exceeds 10 % of the step and is mostly outside operators has its own finding. Other time outside
-    operators has one if it exceeds 30 %.
+    operators has one if it exceeds 30 %. On a busy machine, the share of the recording that the recording thread waited
+    for a CPU is subtracted from it first.
     """
     if account.has_stacks:
         return
@@ -478,7 +482,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
                 "idle-stage",
                 f"{one.annotation} takes {percent(stage_us / step_us)} of {_each(account)} ({ms(stage_us)}); "
                 f"{percent(min(1.0, time_us / stage_us))} of it is outside operators",
-                _ONCE,
+                GET_FUNCTION,
                 gain_us=gain_us,
                 time_us=time_us,
                 step_us=step_us,
@@ -492,17 +496,22 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     if main is None or rest_us <= _MIN_OUTSIDE * step_us or view.rank.devices:
         return
     load = view.rank.host_load
-    if load is not None and load.describe_contention():
-        yield NotJudged("outside-operators", "the machine was busy, and waits for a CPU are not in the trace")
+    wait_share = load.cpu_wait_share if load is not None and view.is_contended else 0.0
+    # The trace does not contain the waits for a CPU. Estimate that they are as frequent inside operators as outside.
+    own_us = rest_us * (1 - wait_share) if wait_share is not None else 0.0
+    if own_us <= _MIN_OUTSIDE * step_us:
+        yield NotJudged("outside-operators", f"{MACHINE_BUSY}, and waits for a CPU are not in the trace")
     else:
         stage = main.annotation if main.annotation and main.time_us / account.steps > rest_us / 2 else None
         yield draft(
             view,
             "outside-operators",
             f"The recorded threads run no operator {percent(rest_us / step_us)} of {_each(account)} ({ms(rest_us)})"
-            + (f", most of it in {stage}" if stage else ""),
-            _ONCE,
-            gain_us=rest_us,
+            + (f", most of it in {stage}" if stage else "")
+            + (f"; without waits for a CPU, an estimated {ms(own_us)}" if wait_share else ""),
+            GET_FUNCTION,
+            gain_us=own_us,
+            time_us=rest_us,
             step_us=step_us,
             stage=stage,
         )

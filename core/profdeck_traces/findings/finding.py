@@ -22,12 +22,16 @@ from profdeck_traces.findings.rollout_rules import IDLE_TRAINER, NO_REQUESTS, TO
 
 _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
+_MAX_CPU_WAIT = 0.2
+"""A busy machine is the first finding if its CPU wait is a larger fraction of the step."""
 _PAIR = 2
 _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
-    """Return the findings of a run: first missing data, then findings sorted by the share of a step to be gained."""
+    """Return the findings of a run: first missing data, then a machine that was busy for over 20 % of the step, then
+    findings sorted by the share of a step to be gained.
+    """
     return with_findings(run).findings
 
 
@@ -44,7 +48,12 @@ def with_findings(run: RunSummary) -> RunSummary:
             not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
         else:
             drafts.append(result)
-    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views)]
+    for result in run_rules.skew(run, views):
+        if isinstance(result, NotJudged):
+            not_judged.setdefault(result.rule, {})[result.reason] = views
+        else:
+            drafts.append(result)
+    drafts += run_rules.slow_stage(run, views)
     drafts += [draft for rule in run_rules.RULES for draft in rule(views)]
     teams: dict[tuple[str | None, ...], list[RankFinding]] = {}
     for draft in drafts:
@@ -58,7 +67,14 @@ def with_findings(run: RunSummary) -> RunSummary:
     for view in everyone:
         captures.setdefault(view.rank.role, {}).setdefault(view.label, set()).add(view.rank.capture)
     found = [_combined(team, captures[team[0].role], noun) for team in teams.values()]
-    found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
+    found.sort(
+        key=lambda finding: (
+            not _casts_doubt(finding),
+            finding.share is None,
+            -(finding.share or 0.0),
+            finding.rule,
+        )
+    )
     findings = (
         *run_rules.incomplete(run),
         *run_rules.unrecorded_work(run),
@@ -69,6 +85,13 @@ def with_findings(run: RunSummary) -> RunSummary:
     findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
     causes = _causes(findings, not_judged, views, server_findings.CAUSES if servers else frozenset())
     return attrs.evolve(run, findings=findings, causes=causes)
+
+
+def _casts_doubt(finding: Finding) -> bool:
+    """Return whether a finding makes the times of the other findings uncertain."""
+    return finding.rule == host_rules.BUSY_MACHINE and (finding.time_us or 0.0) > _MAX_CPU_WAIT * (
+        finding.step_us or 0.0
+    )
 
 
 def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, RankFinding | NotJudged]]:

@@ -11,10 +11,11 @@ from profdeck_traces.analysis.detail_model import StageSummary, StepPart
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.account_rules import explains_step
-from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading
 
+BUSY_MACHINE = "busy-machine"
 _FEWEST_STEPS = 3
 _LONGER = 1.1
 
@@ -35,8 +36,8 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     is_explained = account and slowest and explains_step(view, account, view.steps.index(slowest))
     if slowest is not None and _has_more_work(account, view.steps.index(slowest)):
         yield from _uneven_work(view, slowest)
-    elif view.rank.host_load is not None and view.rank.host_load.describe_contention():
-        yield NotJudged("unsteady-steps", "the machine was busy")
+    elif view.is_contended:
+        yield NotJudged("unsteady-steps", MACHINE_BUSY)
     elif len(steps) >= _FEWEST_STEPS and slowest and not is_explained and (text := _unsteady(view, steps)):
         yield draft(
             view,
@@ -151,7 +152,7 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
     if load is not None and (reason := load.describe_contention()):
         yield draft(
             view,
-            "busy-machine",
+            BUSY_MACHINE,
             f"The machine was busy: {reason}",
             "record again on an idle machine",
             # Not a gain, because only an idle machine would save this time, not a change to the job.
@@ -163,6 +164,6 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
 
 RULES = {
     unsteady: ("unsteady-steps", "uneven-batches", "unsteady-decode"),
-    busy_machine: ("busy-machine",),
+    busy_machine: (BUSY_MACHINE,),
 }
 """Rules, and the causes that each rule can report."""

@@ -50,6 +50,12 @@ class RankFinding:
         return None if self.gain_us is None or not self.step_us else min(1.0, self.gain_us / self.step_us)
 
 
+MACHINE_BUSY = "the machine was busy"
+"""Reason for causes that cannot be distinguished from waits for a CPU."""
+GET_FUNCTION = "record one step with `with_stack: true` to get the function"
+"""Suggested action for time outside operators without stacks."""
+
+
 @attrs.frozen
 class NotJudged:
     """A cause that cannot be judged because a rank has insufficient data."""

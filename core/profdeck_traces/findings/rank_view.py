@@ -213,6 +213,11 @@ class RankView:
         return times.total_us / self.host_steps if times else 0.0
 
     @property
+    def is_contended(self) -> bool:
+        """True if the machine was busy during the recording."""
+        return self.rank.host_load is not None and self.rank.host_load.describe_contention() is not None
+
+    @property
     def outside_operators_us(self) -> float:
         """Per step, the time in which the host was in no operator and in no call of the runtime."""
         times = self.rank.host_times

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from profdeck_traces.account import causes
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.collective_skew import can_name_straggler
@@ -19,7 +20,7 @@ from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading, is_loader
 
@@ -33,6 +34,7 @@ _FEWEST_STEPS = 3
 _MORE_WORK = 1.02
 """Minimum ratio of a rank's FLOPs to the other ranks' median that counts as more work."""
 _MAX_NAME = 48
+_BETWEEN = OwnerKind.BETWEEN.label
 _WAIT, _COLLECTIVE = OwnerKind.WAIT_FOR_RANK.label, OwnerKind.COLLECTIVE.label
 _ON_HOST = frozenset(
     kind.label
@@ -146,9 +148,11 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
     return Finding(rule=rule, text=f"{text}.", do=do, gain_us=None, share=None, ranks=(), evidence=None)
 
 
-def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
+def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
     """A rank for which the others wait in collectives for over 1 % of the step. If no rank is a straggler, ranks that
     wait for each other for over 10 % of the step. Only waits on the critical path count.
+
+    On a busy machine, waits in host collectives count only if one owner explains at least half of them in most steps.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -162,11 +166,49 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
                 of_rank.get(group.straggler, 0.0) for number, of_rank in waits.items() if number != group.straggler
             ]
             if others and statistics.fmean(others) > 0.01 * step_us:
-                yield _straggler(team.pop(group.straggler), [*team.values()], others)
+                slow = team.pop(group.straggler)
+                is_known = _is_consistent(slow, [*team.values()], statistics.fmean(others))
+                yield _straggler(slow, [*team.values()], others) if is_known else NotJudged("straggler", MACHINE_BUSY)
         elif group.straggler is None and team:
             time_us = statistics.fmean(sum(of_rank.values()) for of_rank in waits.values())
             if time_us > 0.1 * step_us:
-                yield _imbalance(group, [*team.values()], time_us)
+                is_unknown = any(view.is_contended and not view.rank.devices for view in team.values())
+                yield (
+                    NotJudged("imbalance", MACHINE_BUSY) if is_unknown else _imbalance(group, [*team.values()], time_us)
+                )
+
+
+def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -> bool:
+    """Return whether waits for a CPU cannot explain that the other ranks wait `time_us` per step for a slow rank.
+
+    This is the case if only one side had a busy machine. Otherwise, one owner must explain at least half of the wait,
+    both in total and in most steps. The times of operators in each step are unknown, so they do not count.
+    """
+    if slow.rank.devices or not slow.is_contended or not any(view.is_contended for view in others):
+        return True
+    owner = _main_owner(slow, others, time_us)
+    if owner is None:
+        return False
+    times = [_steps_us(view, owner) for view in (slow, *others)]
+    if not times[0] or len({len(of_rank) for of_rank in times if of_rank}) > 1:
+        return False
+    of_others = [of_rank or [0.0] * len(times[0]) for of_rank in times[1:]]
+    excess_us: list[float] = [own - statistics.median(step) for own, *step in zip(times[0], *of_others, strict=True)]
+    return statistics.median_low(excess_us) >= 0.5 * time_us
+
+
+def _steps_us(view: RankView, owner: _Owner) -> list[float]:
+    """Return the time of an owner outside operators in each step. Empty if it is unknown or below 0.5 %."""
+    account = view.rank.account
+    is_between = owner.kind == _BETWEEN
+    found = [
+        one.steps_us
+        for one in (account.causes if account and (is_between or owner.line) else ())
+        if (one.line, one.annotation) == (owner.line, owner.annotation)
+        and (one.cause == causes.BETWEEN) == is_between
+        and one.cause not in {causes.COMMUNICATION, causes.SYNCHRONISATION}
+    ]
+    return [sum(step) for step in zip(*found, strict=True)]
 
 
 def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int | None, float]:
@@ -197,15 +239,19 @@ def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[fl
     time_us = statistics.fmean(waits_us)
     count = "rank waits" if len(others) == 1 else "ranks wait"
     text = f"The other {count} {ms(time_us)} {slow.per} for {slow.label}"
-    cause, do = _difference(slow, others)
+    cause, do = _difference(slow, others, time_us)
     place: dict[str, Any] = {}
-    excess_us = _excess_us(slow, others)
-    # With a smaller excess, the slow rank's account would not explain the wait.
-    if excess_us and sum(excess_us.values()) >= 0.5 * time_us:
-        key = max(excess_us, key=lambda owner: excess_us[owner])
-        slow_us, others_us = _own_times_us(slow)[key], _median_us(others, key)
-        text += f", where {_label(key)} takes {ms(slow_us)} instead of {ms(others_us)}"
+    key = _main_owner(slow, others, time_us)
+    if key is not None:
+        slow_us, others_us = _own_times_us(slow).get(key, 0.0), _median_us(others, key)
+        text += (
+            f", where {_label(key)} grows from {ms(others_us)} to {ms(slow_us)}"
+            if key.kind == _BETWEEN
+            else f", where {_label(key)} takes {ms(slow_us)} instead of {ms(others_us)}"
+        )
         place = {"key": key.name or "", "line": key.line, "stage": key.annotation}
+    elif not cause:
+        text += ", which arrives last; no single operator, kernel or function explains half of the wait"
     is_shared = do in {_EVEN_WORK, _EVEN_EXPERTS}
     gain_us = _gain_us(slow, others, waits_us, is_shared=is_shared)
     if gain_us is not None and gain_us < 0.8 * time_us:
@@ -300,17 +346,31 @@ def _excess_us(slow: RankView, others: Sequence[RankView]) -> dict[_Owner, float
     return {owner: time_us for owner, time_us in excess.items() if time_us > 0}
 
 
-def _difference(slow: RankView, others: Sequence[RankView]) -> tuple[str, str]:
-    """Return a phrase for the cause of a slow rank, or an empty string, and the suggested action."""
+def _main_owner(slow: RankView, others: Sequence[RankView], time_us: float) -> _Owner | None:
+    """Return the owner with the largest excess, or ``None`` if it explains less than half of the wait `time_us`."""
+    excess_us = _excess_us(slow, others)
+    owner = max(excess_us, key=lambda key: excess_us[key], default=None)
+    return owner if owner is not None and excess_us[owner] >= 0.5 * time_us else None
+
+
+def _difference(slow: RankView, others: Sequence[RankView], time_us: float) -> tuple[str, str]:
+    """Return a phrase for the cause of a slow rank, or an empty string, and the suggested action.
+
+    Args:
+        slow: The slow rank.
+        others: The ranks that wait for it.
+        time_us: Their mean wait per step.
+    """
     excess_us = _excess_us(slow, others)
     total_us = sum(excess_us.values())
 
     def is_most(selected: Callable[[_Owner], bool]) -> bool:
-        return bool(total_us) and sum(excess_us[owner] for owner in excess_us if selected(owner)) >= 0.5 * total_us
+        selected_us = sum(excess_us[owner] for owner in excess_us if selected(owner))
+        return bool(total_us) and selected_us >= 0.5 * max(total_us, time_us)
 
     load = slow.rank.host_load
     busy = load.describe_contention() if load else None
-    if busy and not any(view.rank.host_load and view.rank.host_load.describe_contention() for view in others):
+    if busy and not any(view.is_contended for view in others):
         return f"; its host is busy: {busy}", f"free CPUs on the host of {slow.label}"
     if is_most(lambda owner: owner.loads_data):
         return "", f"load the batches of {slow.label} in the background, and check its storage"
@@ -327,9 +387,10 @@ def _difference(slow: RankView, others: Sequence[RankView]) -> tuple[str, str]:
         do = f"check the CPU load and clocks of {slow.label}"
     elif ratio is None and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label) and _exchanges_work(slow):
         cause, do = "; the ranks exchange their work in all-to-alls", _EVEN_EXPERTS
-    elif excess_us:
-        longest = max(excess_us, key=lambda owner: excess_us[owner])
+    elif (longest := _main_owner(slow, others, time_us)) and longest.kind != _BETWEEN:
         cause, do = "", f"shorten {_label(longest)} on {slow.label}, or move it out of the step"
+    elif longest and slow.rank.account and not slow.rank.account.has_stacks:
+        cause, do = "", GET_FUNCTION
     else:
         cause, do = "", f"compare {slow.label} with another rank: `profdeck view`"
     return cause, do
@@ -351,6 +412,10 @@ def _flops_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
 
 def _label(owner: _Owner) -> str:
     """Return an owner's name and, if known, its line."""
+    if owner.kind == _BETWEEN:
+        return (
+            f"time outside operators in {cut_middle(owner.name, _MAX_NAME)}" if owner.name else "time outside operators"
+        )
     name = cut_middle(owner.name, _MAX_NAME) if owner.name else owner.kind
     line = owner.line if owner.line and owner.line != owner.name else None
     return f"{name} ({line})" if line else name

@@ -37,6 +37,15 @@ class HostLoad:
     throttled_s: float | None = None
     """Time the process's cgroup was throttled, in seconds, summed over its CPUs."""
 
+    @property
+    def cpu_wait_share(self) -> float | None:
+        """Fraction of the recording that the recording thread waited for a CPU. ``None`` if it is unknown, or if a CPU
+        quota also throttled the process.
+        """
+        if self.run_queue_s is None or self.throttled_s or self.wall_s <= 0:
+            return None
+        return min(1.0, self.run_queue_s / self.wall_s)
+
     def describe_contention(self) -> str | None:
         """Return why the machine counts as busy during the recording, or None if it does not.
 

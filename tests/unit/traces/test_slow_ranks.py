@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
-from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.analysis.run_model import CauseState, Finding
+from profdeck_traces.findings.finding import with_findings
 from profdeck_traces.findings.rank_view import views_of
+from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
 STEP_US, PRODUCTS = 20_000.0, 10
@@ -237,3 +241,99 @@ def test_waits_for_ranks_are_not_exposed_communication(tmp_path: Path) -> None:
     run, _ = summarise([write_late_host(tmp_path, [150, 250, 700])])
     assert [view.of_devices("exposed_communication_us") for view in views_of(run)] == [750, 650, 200]
     assert [view.exposed_communication_us for view in views_of(run)] == pytest.approx([200, 200, 200], abs=60)
+
+
+def drop(path: Path, prefix: str, *, before_us: float = float("inf")) -> None:
+    """Remove the events of a trace whose names start with `prefix` and that start before `before_us`."""
+    document = json.loads(path.read_text())
+    document["traceEvents"] = [
+        one for one in document["traceEvents"] if not one["name"].startswith(prefix) or one["ts"] >= before_us
+    ]
+    path.write_text(json.dumps(document))
+
+
+def on_busy_machine(*traces: Path, wait_s: float = 4) -> RunSummary:
+    """Return the summary of traces whose recording threads waited `wait_s` of 10 s for a CPU."""
+    run, errors = summarise([*traces])
+    assert not errors
+    load = HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=wait_s)
+    return with_findings(attrs.evolve(run, ranks=tuple(attrs.evolve(rank, host_load=load) for rank in run.ranks)))
+
+
+def state_of(run: RunSummary, cause: str) -> CauseState:
+    (state,) = [state for state in run.causes if state.cause == cause]
+    return state
+
+
+BUSY = "the machine was busy"
+
+
+def test_waits_without_a_main_owner_have_no_cause(tmp_path: Path) -> None:
+    write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False)
+    for rank in range(3):
+        document = json.loads((tmp_path / f"rank{rank}.trace.json").read_text())
+        for one in document["traceEvents"]:
+            one["args"] = {}  # without shapes, the FLOPs are unknown
+        (tmp_path / f"rank{rank}.trace.json").write_text(json.dumps(document))
+    finding = straggler(tmp_path)
+    assert finding.text == (
+        "The other ranks wait 1.50 ms per step for rank 1, which arrives last; no single operator, kernel or function "
+        "explains half of the wait."
+    )
+    assert finding.do == "compare rank 1 with another rank: `profdeck view`"
+
+
+def test_slow_operators_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
+    run = on_busy_machine(write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False))
+    assert (state_of(run, "straggler").state, state_of(run, "straggler").reason) == ("not_judged", BUSY)
+
+
+def test_busy_machine_does_not_excuse_a_slow_device(tmp_path: Path) -> None:
+    run = on_busy_machine(write(tmp_path, {0: 500, 1: 650, 2: 500}))
+    assert run.findings[0].rule == "busy-machine"
+    assert state_of(run, "straggler").state == "found"
+
+
+def test_time_outside_operators_in_each_step_makes_a_straggler(tmp_path: Path) -> None:
+    write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False)
+    drop(tmp_path / "rank1.trace.json", "aten::mm")
+    (finding,) = [finding for finding in on_busy_machine(tmp_path).findings if finding.rule == "straggler"]
+    assert finding.text == (
+        "The other ranks wait 1.50 ms per step for rank 1, where time outside operators grows from 0.20 ms to 6.70 ms."
+    )
+    assert finding.do == "record one step with `with_stack: true` to get the function"
+
+
+def test_time_outside_operators_in_few_steps_on_a_busy_machine_is_not_judged(tmp_path: Path) -> None:
+    write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False)
+    drop(tmp_path / "rank1.trace.json", "aten::mm", before_us=10_000 + 2 * STEP_US)
+    assert state_of(on_busy_machine(tmp_path), "straggler").reason == BUSY
+
+
+def test_waits_in_host_collectives_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
+    path = write(tmp_path, {0: 500, 1: 1_500}, on_device=False) / "rank0.trace.json"
+    assert "exposed-communication" in rules(path)
+    assert state_of(on_busy_machine(path), "exposed-communication").reason == BUSY
+
+
+def test_ranks_that_wait_for_each_other_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
+    run, _ = summarise([write(tmp_path, {0: 500, 1: 1_500}, on_device=False)])
+    skew = tuple(attrs.evolve(group, straggler=None) for group in run.skew)
+    run = with_findings(attrs.evolve(run, skew=skew))
+    assert state_of(run, "imbalance").state == "found"
+    load = HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=4)
+    run = with_findings(attrs.evolve(run, ranks=tuple(attrs.evolve(rank, host_load=load) for rank in run.ranks)))
+    assert state_of(run, "imbalance").reason == BUSY
+
+
+@pytest.mark.parametrize(("wait_s", "state"), [(4, "found"), (7, "not_judged")])
+def test_time_outside_operators_is_judged_without_waits_for_a_cpu(tmp_path: Path, wait_s: float, state: str) -> None:
+    path = write(tmp_path, {0: 500, 1: 1_500}, on_device=False) / "rank1.trace.json"
+    drop(path, "aten::mm")
+    run = on_busy_machine(path, wait_s=wait_s)
+    assert run.findings[0].rule == "busy-machine"
+    assert state_of(run, "outside-operators").state == state
+    if state == "found":
+        (finding,) = [finding for finding in run.findings if finding.rule == "outside-operators"]
+        assert finding.gain_us == pytest.approx(0.6 * (finding.time_us or 0))
+        assert "; without waits for a CPU, an estimated 7.60 ms" in finding.text
