@@ -254,6 +254,8 @@ def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[fl
         text += ", which arrives last; no single operator, kernel or function explains half of the wait"
     is_shared = do in {_EVEN_WORK, _EVEN_EXPERTS}
     gain_us = _gain_us(slow, others, waits_us, is_shared=is_shared)
+    if gain_us is None and key is not None:
+        gain_us = min(slow_us - others_us, *waits_us)
     if gain_us is not None and gain_us < 0.8 * time_us:
         change = "with equal work on all ranks" if is_shared else "without the difference"
         text += f"; {change}, {slow.each} would be {ms(gain_us)} shorter"

@@ -80,6 +80,11 @@ def host_trace(directory: Path, rank: int, calls: list[tuple[str, str, int, int,
         {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": begin, "dur": end - begin, "args": {}}
         for category, name, tid, begin, end in calls
     ]
+    write_events(directory, rank, events, world_size)
+
+
+def write_events(directory: Path, rank: int, events: list[dict[str, Any]], world_size: int = 2) -> None:
+    """Write the trace of a rank."""
     about = {"rank": rank, "world_size": world_size, "pg_count": 1, "backend": "gloo"}
     document = {"distributedInfo": about, "baseTimeNanoseconds": 10**18, "traceEvents": events}
     (directory / f"rank{rank}.trace.json").write_text(json.dumps(document))
@@ -170,7 +175,7 @@ def test_a_synchronisation_does_not_save_the_wait_for_a_late_rank(tmp_path: Path
             }
             for category, name, begin, end, args in calls
         ]
-        host_trace(tmp_path, rank, [], traceEvents=events)
+        write_events(tmp_path, rank, events)
     gains = []
     for rank in range(2):
         found = account(summary_of(tmp_path), rank)
