@@ -120,7 +120,7 @@ def test_operators_are_shown_on_request_or_without_a_device(job: Path, tmp_path:
 
     async def body() -> None:
         for path, options, expected in (
-            (job, (), False),
+            (job, ("--no-critical-path",), False),
             (job, ("--operators",), True),
             (host, (), True),
         ):
