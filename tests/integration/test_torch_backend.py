@@ -557,7 +557,8 @@ def test_traces_are_analysed_after_the_capture(
     assert read_run(tmp_path / "run").status is Status.COMPLETE
     paths = traces(tmp_path / "run")
     assert len(paths) == 2
-    expected = [("profdeck.backends.trace_analysis", "0", str(path)) for path in paths]
+    module = "profdeck.backends.trace_analysis"
+    expected = [(module, "0", str(step), str(path)) for step, path in zip((2, 4), paths, strict=True)]
     assert started == (expected if analyse else [])
 
 
