@@ -294,7 +294,7 @@ def test_slowdown_on_a_busy_machine_is_inconclusive() -> None:
     (text,) = sentences(trend)
     assert "stage data is inconclusive since step 1,000" in text
     assert "the machine was busy in 20 captures after the change and in 0 before." in text
-    assert "The machine was busy since each slowdown" in str(inconclusive_reason(trend))
+    assert "The machine has been busy since each slowdown" in str(inconclusive_reason(trend))
     assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=0))) is None
     assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=30))) is None
 
