@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from profdeck.base.leases import DIRECTORY_VARIABLE, LeaseRequest, acquire_lease
 
 HOLD = """
 import sys
+import tempfile
 from profdeck.base.leases import acquire_lease
 lease = acquire_lease(sys.argv[1:], holder="rollout, step3")
 print("held", flush=True)
@@ -223,3 +225,14 @@ def test_holder_in_a_foreign_file_is_untrusted(hold_devices, record: str, holder
     Path(os.environ[DIRECTORY_VARIABLE], "gpu-1.lease").write_text(record)
     with pytest.raises(LeaseError, match=f"is being recorded by {holder}. Two"):
         acquire_lease(["gpu-1"], holder="one")
+
+
+def test_removed_directory_for_temporary_files_is_not_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
+    removed = tmp_path / "removed"
+    monkeypatch.setattr(tempfile, "tempdir", str(removed))
+    with pytest.raises(OSError, match="removed"):
+        acquire_lease(["gpu0"], holder="test")
+    assert not removed.exists()

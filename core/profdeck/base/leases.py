@@ -165,7 +165,8 @@ def _path(device: str) -> Path:
     setting = os.environ.get(DIRECTORY_VARIABLE)
     directory = user_path(setting, DIRECTORY_VARIABLE) if setting else Path(tempfile.gettempdir(), "profdeck-leases")
     if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
+        # A job may remove its directory for temporary files while other processes still use it.
+        directory.mkdir(parents=bool(setting), exist_ok=True)
         with contextlib.suppress(OSError):
             directory.chmod(0o1777)
     return directory / f"{re.sub(r'[^A-Za-z0-9._-]', '_', device)}.lease"
