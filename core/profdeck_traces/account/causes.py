@@ -21,7 +21,7 @@ from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.event_work import CountedCalls
-from profdeck_traces.attribution.frames import is_user_frame
+from profdeck_traces.attribution.frames import is_profiler_frame, is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
 from profdeck_traces.reading.events import Mask
@@ -415,7 +415,11 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
     other = events.with_name(is_python, lambda name: _TORCH_FRAME.match(name) is None)
     by_user = is_builtin & (values_at(is_user.astype(np.int32), caller) > 0)
     by_other = is_builtin & (values_at((other & is_pure).astype(np.int32), caller) > 0)
-    result: Mask = is_user | by_user | (other & is_pure) | by_other
+    # profdeck calls functions of the user, such as stages, and functions of libraries, such as `open`.
+    is_profiler = events.with_name(is_python, is_profiler_frame)
+    called_from = events.innermost(is_user | is_profiler)
+    by_profiler = values_at(is_profiler.astype(np.int32), called_from) > 0
+    result: Mask = (is_user | by_user | (other & is_pure) | by_other) & ~by_profiler
     return result
 
 

@@ -213,6 +213,14 @@ def test_function_that_reads_files_loads_data(tmp_path: Path) -> None:
     assert (finding.rule, finding.time_us) == ("data-loading", 2_000)
 
 
+@pytest.mark.parametrize("is_user", [False, True])
+def test_functions_that_profdeck_calls_are_not_python_code_of_the_job(tmp_path: Path, *, is_user: bool) -> None:
+    called = function(2_000) if is_user else frame("pathlib.py(440): __getitem__", 2_000)
+    stop = frame("profdeck/lifecycle/state_machine.py(318): _guarded", 2_100, called)
+    findings = Job().write(tmp_path / "job.json", [stop]).findings
+    assert ("python-code" in {finding.rule for finding in findings}) is is_user
+
+
 def test_replies_of_servers_are_not_data(tmp_path: Path) -> None:
     reply = frame(
         "<built-in method readline of _io.BufferedReader object at 0x7f1>",
