@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import random
 import resource
 import tempfile
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import attrs
 from benchmarks.captured_step import PERIOD, Body, ByProfdeck, row, training_step
-from benchmarks.measure import Row, parser, report
+from benchmarks.measure import Row, in_turns, parser, report
 
 from profdeck import Profiler
 from profdeck.base.leases import DIRECTORY_VARIABLE
@@ -101,17 +100,12 @@ def adopted_cpu_time_s() -> float:
 
 
 def measure(output: Path, body: Body, steps: int, rounds: int) -> list[Row]:
-    """Compare captures of `steps` steps. The first round is discarded because it includes one-time costs."""
-    profilers = {name: profiler_of(output, steps, rounds, analyse=name == WITH) for name in (WITH, WITHOUT)}
-    figures: dict[str, list[Figures]] = {WITH: [], WITHOUT: []}
-    chance = random.Random(0)
-    for number in range(rounds + 1):
-        for name in chance.sample([WITH, WITHOUT], 2):
-            figures[name].append(run(body, profilers[name], number * PERIOD, steps))
+    """Compare captures of `steps` steps."""
+    names = (WITH, WITHOUT)
+    profilers = {name: profiler_of(output, steps, rounds, analyse=name == WITH) for name in names}
+    figures = in_turns(names, rounds, lambda name, number: run(body, profilers[name], number * PERIOD, steps))
     for profiler in profilers.values():
         profiler.close()
-    figures = {name: recorded[1:] for name, recorded in figures.items()}
-    names = (WITH, WITHOUT)
     return [
         row(f"{steps} steps: stop", "stop_ms", figures, names, MAX_STOP),
         row(f"{steps} steps: CPU time of stop and analysis", "cpu_ms", figures, names, MAX_CPU),

@@ -8,14 +8,16 @@ import os
 import platform
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 _RESAMPLES = 2000
+_Variant = TypeVar("_Variant")
+_Result = TypeVar("_Result")
 _HEADERS = ("what", "measured", "peer", "ratio", "goal", "met")
 
 
@@ -49,6 +51,26 @@ class Row:
             self.goal,
             {True: "yes", False: "NO", None: ""}[self.met],
         )
+
+
+def in_turns(
+    variants: Sequence[_Variant], rounds: int, run: Callable[[_Variant, int], _Result]
+) -> dict[_Variant, list[_Result]]:
+    """Run each variant once per round, in random order. Return the results of each variant in the order of rounds.
+
+    Args:
+        variants: The variants to compare.
+        rounds: Number of rounds. Another round precedes them and is discarded, because it includes one-time costs.
+        run: Function that runs a variant. Its second argument is the number of the round.
+    """
+    results: dict[_Variant, list[_Result]] = {variant: [] for variant in variants}
+    generator = random.Random(0)
+    for number in range(rounds + 1):
+        for variant in generator.sample(variants, len(variants)):
+            result = run(variant, number)
+            if number:
+                results[variant].append(result)
+    return results
 
 
 def ratio_interval(measured: Sequence[float], peer: Sequence[float]) -> tuple[float, tuple[float, float]]:

@@ -8,14 +8,13 @@ three steps and one warm-up step, in random order. The time includes the stop, t
 
 from __future__ import annotations
 
-import random
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.captured_step import Body, training_step
-from benchmarks.measure import Row, parser, ratio_interval, report
+from benchmarks.measure import Row, in_turns, parser, ratio_interval, report
 
 from profdeck import Profiler
 
@@ -47,16 +46,14 @@ def block(body: Body, profiler: Profiler, first: int, steps: int) -> float:
 
 
 def measure(output: Path, body: Body, every: int, rounds: int) -> Row:
-    """Compare blocks of one length. The first round, which includes one-time costs, is omitted."""
+    """Compare blocks of one length."""
     profilers = {captures: profiler_of(output, every, captures=captures) for captures in (True, False)}
-    times: dict[bool, list[float]] = {True: [], False: []}
-    generator = random.Random(0)
-    for number in range(rounds + 1):
-        for captures in generator.sample([True, False], 2):
-            times[captures].append(block(body, profilers[captures], number * every, every))
+    times = in_turns(
+        (True, False), rounds, lambda captures, number: block(body, profilers[captures], number * every, every)
+    )
     for profiler in profilers.values():
         profiler.close()
-    with_s, without_s = (times[captures][1:] for captures in (True, False))
+    with_s, without_s = times[True], times[False]
     ratio, interval = ratio_interval(with_s, without_s)
     return Row(
         what=f"every {every} for {COUNT}",

@@ -28,6 +28,7 @@ def decode(load: Load, clients: int, tokens: int = 200) -> None:
 
 
 @VLLM.planted("long-prompts", arguments=_LARGE, **_NEXT)
+@SGLANG.planted("long-prompts", arguments=_OPEN, **_NEXT)
 def ash(load: Load) -> None:
     """Send long prompts while other requests decode."""
     decode(load, 6)
@@ -35,12 +36,14 @@ def ash(load: Load) -> None:
 
 
 @VLLM.control("steady-decode", arguments=_LARGE, iterations=40)
+@SGLANG.control("steady-decode", arguments=_OPEN, iterations=40)
 def beech(load: Load) -> None:
     """Decode a few requests."""
     decode(load, 4, 1500)
 
 
 @VLLM.planted("few-sequences", arguments=_FEW, **_QUEUE)
+@SGLANG.planted("few-sequences", arguments=_CLOSED, **_QUEUE)
 def chestnut(load: Load) -> None:
     """Start many clients on a server that runs two requests at a time."""
     decode(load, load.random.randint(8, 14), 40)
@@ -56,22 +59,3 @@ def dogwood(load: Load) -> None:
     """Start more requests than fit into the KV cache."""
     for _ in range(8):
         load.keep(lambda: load.generate(100, 300))
-
-
-@SGLANG.planted("long-prompts", arguments=_OPEN, **_NEXT)
-def elder(load: Load) -> None:
-    """Send long prompts while other requests decode."""
-    decode(load, 6)
-    load.keep(lambda: load.generate(load.random.randint(1500, 1900), 2), 0.3)
-
-
-@SGLANG.control("steady-decode", arguments=_OPEN, iterations=40)
-def fig(load: Load) -> None:
-    """Decode a few requests."""
-    decode(load, 4, 1500)
-
-
-@SGLANG.planted("few-sequences", arguments=_CLOSED, **_QUEUE)
-def gum(load: Load) -> None:
-    """Start many clients on a server that runs two requests at a time."""
-    decode(load, load.random.randint(8, 14), 40)

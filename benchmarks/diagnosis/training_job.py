@@ -176,7 +176,7 @@ class TrainingJob:
 
 
 def find_recipe(identifier: str) -> Recipe:
-    """Return the recipe with the given ID, from those that use this job."""
+    """Return the recipe with the given ID. It must use this job."""
     from benchmarks.diagnosis import agent_recipes, comparison_recipes, job_recipes, rank_recipes
 
     registries = (

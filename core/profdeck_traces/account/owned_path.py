@@ -10,6 +10,14 @@ from profdeck_traces.account.model import OwnerIdentity
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int
 
+ARGS = ("kind", "operator", "module", "annotation", "line")
+"""Owner fields that viewers show as args of a segment."""
+
+
+def args_of(owner: OwnerIdentity) -> dict[str, str]:
+    """Return the args of an owner's segments."""
+    return {name: value for name in ARGS if (value := getattr(owner, name)) is not None}
+
 
 @attrs.frozen(eq=False)
 class OwnedPath:

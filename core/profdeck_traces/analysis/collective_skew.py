@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profdeck_traces.analysis.clock_shift import MIN_NOISE_NS
-from profdeck_traces.analysis.clocks import ClockOffset, MatchedTeam, OffsetSource, match_teams
+from profdeck_traces.analysis.clocks import ClockOffset, MatchedTeam, OffsetSource
 from profdeck_traces.analysis.collectives import Collectives, MatchedGroup, team_of
 from profdeck_traces.analysis.model import CollectiveSkew, GroupSkew, RankSkew
 from profdeck_traces.reading.intervals import Int
@@ -25,8 +25,13 @@ _MIN_CONTESTS = 5
 _NO_TIMES = np.empty(0, dtype=np.int64)
 
 
-def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
-    """Compute the collective skew of each role, replica and capture with at least two ranks.
+def can_name_straggler(group: GroupSkew) -> bool:
+    """Return whether a group has enough clear-cut collectives to tell a straggler from chance."""
+    return sum(rank.last for rank in group.ranks) >= _MIN_CONTESTS
+
+
+def skew_of_team(matched: MatchedTeam) -> GroupSkew:
+    """Compute the collective skew of one role, replica and capture with at least two ranks.
 
     A rank arrives at a collective when its kernel starts. A collective is included if all recorded ranks of its process
     group took part and their calls overlap in time. Groups with ranks that were not recorded are excluded, and so are
@@ -41,16 +46,6 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     2. By time, if no rank qualifies by count: the fraction of the total gap time that the rank caused, without the
        longest tenth of its gaps. The rank must have arrived last at five or more decisive collectives.
     """
-    return tuple(map(skew_of_team, match_teams(ranks)))
-
-
-def can_name_straggler(group: GroupSkew) -> bool:
-    """Return whether a group has enough clear-cut collectives to tell a straggler from chance."""
-    return sum(rank.last for rank in group.ranks) >= _MIN_CONTESTS
-
-
-def skew_of_team(matched: MatchedTeam) -> GroupSkew:
-    """Compute the collective skew of one team, as described in `skew_of`."""
     team, groups, offsets = matched.ranks, matched.groups, matched.offsets
     run, role, replica, capture = team_of(team[0])
     if matched.repeated is not None:
@@ -157,7 +152,7 @@ class _Tally:
         return tuple(sorted(found, key=lambda collective: -collective.skew_us))
 
     def straggler(self) -> int | None:
-        """Return the index of the straggler, or None. See `skew_of` for the criteria."""
+        """Return the index of the straggler, or None. See `skew_of_team` for the criteria."""
         slow = [
             rank
             for rank, contests in enumerate(self._contests)

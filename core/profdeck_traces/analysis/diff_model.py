@@ -143,10 +143,6 @@ class Change:
         )
         return is_bursty and _exceeds(self.mean_before_us, self.mean_after_us, fail_over)
 
-    def is_regression(self, fail_over: float) -> bool:
-        """Return True if the change is a slowdown that exceeds the limit, as in `exceeds`."""
-        return self.verdict == "slower" and self.exceeds(fail_over)
-
     def undecided(self, fail_over: float) -> str | None:
         """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two.
 

@@ -185,13 +185,6 @@ def _read(  # noqa: PLR0913 - one parameter per option
     )
 
 
-def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> RankReading:
-    """Summarise a trace that has already been read, like `read_summary` without pictures."""
-    return _Summary(
-        source.path, trace, classifier, step_names, cold_first_step=source.cold_first_step, last_step=source.last_step
-    ).reading()
-
-
 def _check_categories(trace: Trace) -> None:
     """Check that the trace contains events with known categories.
 

@@ -315,8 +315,6 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     If a device was recorded, a cause on the host can save at most the device's idle time.
     """
     gain_us = one.time_us if one.gain_us is None else one.gain_us
-    if one.cause != causes.SYNCHRONISATION:
-        gain_us = min(gain_us, one.time_us)
     gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
     if not view.rank.devices or one.cause in _ON_DEVICE:
         return gain_us

@@ -14,7 +14,6 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepOfDevice
-from profdeck_traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import DeviceSummary, RankSummary, RunSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import labels_of
 from profdeck_traces.analysis.run_model import Evidence
@@ -216,14 +215,6 @@ class RankView:
     def is_contended(self) -> bool:
         """True if the machine was busy during the recording."""
         return self.rank.host_load is not None and self.rank.host_load.describe_contention() is not None
-
-    @property
-    def outside_operators_us(self) -> float:
-        """Per step, the time in which the host was in no operator and in no call of the runtime."""
-        times = self.rank.host_times
-        if times is None or not times.states:
-            return 0.0
-        return sum(state.time_us for state in times.states if state.state in OUTSIDE_OPERATORS) / self.host_steps
 
     def typical(self) -> RankView:
         """Return the same without the steps that are much longer than the median, if three or more are left."""

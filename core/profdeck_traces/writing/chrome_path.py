@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.owned_path import OwnedPath, args_of
 from profdeck_traces.analysis.critical_path import PATH_CATEGORY, PATH_NAME
 from profdeck_traces.reading.identifiers import Id
 
-_ARGS = ("operator", "module", "annotation", "line")
 _TID = 899_999_999  # above thread and stream ids, but below the ids of the lanes that a merge adds
 _FIRST = -1_000_000
 _NS_PER_US = 1000
@@ -32,7 +31,7 @@ def path_events(path: OwnedPath, pid: Id, shift_ns: int) -> Iterator[bytes]:
         yield _text({"ph": "M", "name": name, "pid": pid, "tid": _TID, "ts": 0, "args": args})
     parts = []
     for owner in path.owners:
-        args = {"kind": owner.kind} | {name: value for name in _ARGS if (value := getattr(owner, name)) is not None}
+        args = args_of(owner)
         event = {"ph": "X", "cat": PATH_CATEGORY, "name": owner.label, "pid": pid, "tid": _TID, "args": args}
         parts.append(_text(event)[:-1])
     times = zip(path.begin_ns.tolist(), path.end_ns.tolist(), path.owner.tolist(), strict=True)

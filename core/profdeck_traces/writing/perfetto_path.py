@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from profdeck_traces.account.model import OwnerIdentity
-from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.owned_path import ARGS, OwnedPath, args_of
 from profdeck_traces.analysis.critical_path import PATH_CATEGORY, PATH_NAME
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading.intervals import Int
@@ -51,8 +51,6 @@ _ARG_NAMES, _ARG_VALUES = 3, 29
 # TrackEvent, DebugAnnotation
 _DEBUG_ANNOTATIONS, _ARG_NAME_IID, _ARG_VALUE_IID = 4, 1, 17
 
-ARGS = ("kind", "operator", "module", "annotation", "line")
-"""Owner fields that are written to the args of each slice."""
 _FIRST_SEQUENCE = 1 << 16  # IDs up to this number are reserved for the events of the sources
 _TIME_WIDTH = 9
 _FIRST_RANK = -1
@@ -115,9 +113,8 @@ def _varints(times_ns: Int) -> list[bytes]:
 def _begin(uuid: int, number: int, owner: OwnerIdentity, values: dict[str, int]) -> bytes:
     """Encode the event that starts a slice, with the fields of its owner as args."""
     args = b"".join(
-        field(_DEBUG_ANNOTATIONS, field(_ARG_NAME_IID, code + 1) + field(_ARG_VALUE_IID, values[value] + 1))
-        for code, name in enumerate(ARGS)
-        if (value := getattr(owner, name)) is not None
+        field(_DEBUG_ANNOTATIONS, field(_ARG_NAME_IID, ARGS.index(name) + 1) + field(_ARG_VALUE_IID, values[value] + 1))
+        for name, value in args_of(owner).items()
     )
     event = field(CATEGORY_IIDS, 1) + field(NAME_IID, number + 1) + field(TYPE, SLICE_BEGIN) + field(TRACK_UUID, uuid)
     return event + args
@@ -132,7 +129,7 @@ def _split(head: bytes, event: bytes) -> tuple[bytes, bytes]:
 
 
 def _texts(path: OwnedPath) -> list[str]:
-    return sorted({value for owner in path.owners for name in ARGS if (value := getattr(owner, name)) is not None})
+    return sorted({value for owner in path.owners for value in args_of(owner).values()})
 
 
 def _interned_strings(path: OwnedPath) -> bytes:

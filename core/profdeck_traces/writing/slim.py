@@ -49,7 +49,7 @@ class SlimSource:
     selection: Selection = attrs.field(factory=lambda: Selection(categories=LANES))
     """Which of its complete events are in."""
     with_path: bool = False
-    """Whether to add the critical path as a track. The path is limited to the selection's window for host events."""
+    """True to add the critical path as a track, limited to the selection's window for host events."""
 
 
 @attrs.frozen

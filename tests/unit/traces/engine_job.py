@@ -36,7 +36,7 @@ class Batch:
     operator_share: float = 0.98
     """Share of the iteration that the operator takes."""
     awaits: bool = False
-    """Whether the pause is a recorded wait for a lock."""
+    """True to record the pause as a wait for a lock."""
     sglang: str | None = None
     """Text in the brackets of an SGLang name. If ``None``, the iteration has a vLLM name."""
 

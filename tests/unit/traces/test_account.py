@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from account_oracle import Owner, wrong_owners
+from accounts import account_of, write
 from hypothesis import given, strategies as st
 from planted_owners import layers, planted
 from real_traces import each
@@ -27,18 +27,6 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading.events import Events, read_events
 
 PLANTED = planted()
-
-
-def write(directory: Path, events: list[dict[str, Any]]) -> Path:
-    path = directory / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
-
-
-def account_of(path: Path) -> Account:
-    account = summarise_trace(path).account
-    assert account is not None
-    return account
 
 
 def ns(time_us: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import tracemalloc
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from accounts import account_of, write
 from planted_owners import layers
 from simulated_machine import Program, random_program, run_steps
 
@@ -26,18 +26,6 @@ from profdeck_traces.reading.events import Events, read_events
 MAX_READING_BYTES, MAX_ACCOUNT_BYTES = 66, 300
 """Maximum memory per event in bytes, as stated in docs/explanation/numbers.md."""
 STEPS = 24
-
-
-def write(directory: Path, events: list[dict[str, Any]]) -> Path:
-    path = directory / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
-
-
-def account_of(path: Path) -> Account:
-    account = summarise_trace(path).account
-    assert account is not None
-    return account
 
 
 def divide(monkeypatch: pytest.MonkeyPatch, max_events: int) -> None:

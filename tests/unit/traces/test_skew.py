@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from profdeck_traces.analysis.clock_alignment import Alignment, Shifts, align
 from profdeck_traces.analysis.clocks import OffsetSource, clock_offsets, match_teams
-from profdeck_traces.analysis.collective_skew import skew_of
+from profdeck_traces.analysis.collective_skew import skew_of_team
 from profdeck_traces.analysis.collectives import Collectives, collective_name
 from profdeck_traces.analysis.model import GroupSkew, RankSkew
 from profdeck_traces.analysis.run_summary import summarise_run
@@ -61,6 +61,10 @@ def run(
         )
         for rank in range(ranks)
     ]
+
+
+def skew_of(ranks: list[Collectives]) -> tuple[GroupSkew, ...]:
+    return tuple(map(skew_of_team, match_teams(ranks)))
 
 
 def only(rank: Collectives, selection: Any) -> Collectives:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from profdeck_traces.analysis.classes import Classifier
-from profdeck_traces.analysis.collective_skew import skew_of
+from profdeck_traces.analysis.clocks import match_teams
+from profdeck_traces.analysis.collective_skew import skew_of_team
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.summary import read_summary
@@ -127,7 +128,7 @@ def test_ranks_wait_only_for_their_group(tmp_path: Path) -> None:
         for rank, (late, group) in enumerate(zip(late_us, groups, strict=True))
     ]
 
-    (skew,) = skew_of(ranks)
+    (skew,) = map(skew_of_team, match_teams(ranks))
 
     assert [(rank.rank, rank.collectives, rank.last, rank.late_us) for rank in skew.ranks] == [
         (0, 12, 0, 0.0),
