@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.model import RankSummary
-from profdeck_traces.analysis.step_names import StepNames
-from profdeck_traces.analysis.summary import summary_of
-from profdeck_traces.inputs.sources import TraceSource
-from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.analysis.summary import summarise_trace
 
 Event = dict[str, Any]
 
@@ -36,9 +32,7 @@ def kernel(name: str, start: float, end: float, *, stream: int = 7, device: int 
 def summarised(directory: Path, events: list[Event]) -> RankSummary:
     path = directory / "rank0.json"
     path.write_text(json.dumps(events), encoding="utf-8")
-    names = StepNames.load()
-    trace = read_trace(path, is_step=lambda name: names.parse(name) is not None)
-    return summary_of(trace, TraceSource(path), classifier=Classifier(), step_names=names).summary
+    return summarise_trace(path)
 
 
 def test_stages_are_the_outermost_annotations_of_the_step_thread(tmp_path: Path) -> None:
