@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from profdeck.engines import BatchKind
+from profdeck_vllm.scheduler_state import read_state
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -74,7 +75,10 @@ class IterationReader:
         return batch, label + details
 
     def _details(self, output: SchedulerOutput, computed: dict[str, int], resumed: set[str]) -> str:
-        """Format the non-zero counts: resumed requests with their tokens, draft tokens, and rejected draft tokens.
+        """Format the scheduler's state and the non-zero counts.
+
+        The counts are resumed requests with their tokens, draft tokens, and rejected draft tokens. The state is the
+        number of waiting requests and the usage of the KV cache.
 
         The scheduler counts a draft token as computed when it schedules the token, and subtracts it if the model
         rejects it. Rejections are therefore known one iteration later.
@@ -88,11 +92,13 @@ class IterationReader:
             drafts += of_request
             self._scheduled[name] = _Scheduled(computed.get(name, 0) + tokens, of_request)
         resumed_tokens = sum(output.num_scheduled_tokens.get(name, 0) for name in resumed)
+        state = read_state(output)
         return "".join(
             [
                 f"_resumed_{len(resumed)}({resumed_tokens})" if resumed else "",
                 f"_draft_{drafts}" if drafts else "",
                 f"_rejected_{rejected}" if rejected else "",
+                f"_waiting_{state.waiting}_kv_{state.kv_percent}" if state is not None else "",
             ]
         )
 

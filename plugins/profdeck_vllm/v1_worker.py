@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from profdeck import Identity
 from profdeck.engines import CaptureRequest
 from profdeck.plugin import describe_error
-from profdeck_vllm import worker
+from profdeck_vllm import scheduler_state, worker
 from profdeck_vllm.iterations import IterationReader
 
 if TYPE_CHECKING:
@@ -19,10 +19,11 @@ _BASE = "vllm.v1.worker.worker_base"
 
 
 def install() -> None:
-    """Patch the worker base class in this process. Child processes load the patch through vLLM's plugins."""
+    """Patch the worker and the scheduler in this process. Child processes load the patches through vLLM's plugins."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     worker.install(WorkerBase, V1WorkerAgent)
+    scheduler_state.install()
 
 
 def is_installed() -> bool:

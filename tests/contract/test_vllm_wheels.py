@@ -96,6 +96,16 @@ def test_the_scheduler_output_describes_the_step(wheel, name: str, fields: dict[
     assert {field: output.annotation(field) for field in fields} == fields
 
 
+def test_the_scheduler_knows_its_queue_and_kv_cache(wheel) -> None:
+    module = wheel("vllm/v1/core/sched/scheduler.py")
+    assert module["Scheduler.schedule"].parameters in ([], ["throttle_prefills"])
+    assert module["Scheduler.get_request_counts"].parameters == []
+    assert module["Scheduler.__init__"].uses("self.kv_cache_manager")
+    assert wheel("vllm/v1/core/kv_cache_manager.py")["KVCacheManager.usage"].parameters == []
+    # A method that a subclass overrides would not be patched.
+    assert "schedule" not in wheel("vllm/v1/core/sched/async_scheduler.py")["AsyncScheduler"]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_worker_methods_can_be_called_through_the_engine(wheel, engine: str) -> None:
     method = wheel(ENGINES[engine])[engine]["collective_rpc"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import attrs
@@ -11,7 +13,9 @@ import pytest
 
 from profdeck.engines import BatchKind
 from profdeck_sglang import iterations as sglang
+from profdeck_vllm import scheduler_state
 from profdeck_vllm.iterations import IterationReader
+from profdeck_vllm.scheduler_state import read_state
 
 
 @attrs.frozen
@@ -59,6 +63,28 @@ def scheduler_output(
     )
 
 
+def install_on_scheduler(monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
+    """Patch a scheduler that has 3 waiting requests and uses 87.5 % of its KV cache, and return it."""
+
+    class Scheduler:
+        def __init__(self) -> None:
+            self.kv_cache_manager = SimpleNamespace(usage=0.875)
+
+        def get_request_counts(self) -> tuple[int, int]:
+            return 2, 3
+
+        def schedule(self, throttle_prefills: bool = False) -> Any:  # noqa: FBT001, FBT002 - vLLM's signature
+            return output
+
+    module = ModuleType("vllm.v1.core.sched.scheduler")
+    module.Scheduler = Scheduler  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    scheduler_state.install()
+    return Scheduler()
+
+
 @pytest.fixture
 def reader() -> IterationReader:
     return IterationReader(detailed=False)
@@ -83,6 +109,23 @@ def test_detailed_name_contains_the_attention_work() -> None:
 def test_resumed_request_is_named_with_its_tokens(reader: IterationReader) -> None:
     output = scheduler_output({"a": 1, "b": 40}, cached={"a": Cached(9), "b": Cached(0, output=31, resumed=True)})
     assert reader.describe(output) == (BatchKind.MIXED, "execute_context_1(40)_generation_1(1)_resumed_1(40)")
+
+
+def test_state_of_the_scheduler_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch, reader: IterationReader) -> None:
+    scheduler = install_on_scheduler(monkeypatch, scheduler_output({"a": 1}, cached={"a": Cached(10)}))
+    output = scheduler.schedule(throttle_prefills=True)
+    assert reader.describe(output)[1] == "execute_context_0(0)_generation_1(1)_waiting_3_kv_87"
+    assert read_state(pickle.loads(pickle.dumps(output))) == (3, 87)  # noqa: S301 - as vLLM's executors do
+
+
+def test_scheduler_without_a_queue_still_schedules(
+    monkeypatch: pytest.MonkeyPatch, reader: IterationReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = install_on_scheduler(monkeypatch, scheduler_output({"a": 1}, cached={"a": Cached(10)}))
+    del scheduler.kv_cache_manager
+    for _ in range(2):
+        assert reader.describe(scheduler.schedule())[1] == "execute_context_0(0)_generation_1(1)"
+    assert len(caplog.records) == 1
 
 
 def test_resumed_request_can_be_scheduled_as_a_new_one(reader: IterationReader) -> None:

@@ -50,6 +50,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     elif verdict == "same" and main.verdict == "inconclusive":
         word = f"changed by less than {limit * 100:g}%"
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
+    change = "" if main.verdict == "same" else f", {(main.after_us - main.before_us) / 1000:+,.3f} ms"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
     if verdict == "inconclusive":
@@ -58,7 +59,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
         why = "; ".join(filter(None, (_why(role, main), role.describe_busy())))
     return (
         f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
-        f"{ratio} ({_chance(main)}){_mean_of(main)}{f'; {why}' if why else ''}."
+        f"{change}{ratio} ({_chance(main)}){_mean_of(main)}{f'; {why}' if why else ''}."
     )
 
 
@@ -80,7 +81,9 @@ def _mean_of(change: Change) -> str:
     least = max(_LEAST_MEAN_RATIO, _LEAST_PART * abs(change.ratio or 0.0))
     if ratio is None or abs(ratio - (change.ratio or 0.0)) < least or change.mean_after_us is None:
         return ""
-    text = f"; the mean {ms(change.mean_after_us)} ms, before {ms(change.mean_before_us or 0.0)} ms, {ratio:+.1%}"
+    before_us = change.mean_before_us or 0.0
+    text = f"; the mean {ms(change.mean_after_us)} ms, before {ms(before_us)} ms"
+    text += f", {(change.mean_after_us - before_us) / 1000:+,.3f} ms, {ratio:+.1%}"
     return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
 
 

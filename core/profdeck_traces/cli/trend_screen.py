@@ -40,17 +40,17 @@ def page(trend: Trend, width: int, least: float) -> list[Text]:
         least: Threshold, as a fraction, below which changes were ignored.
     """
     runs = runs_of(trend)
-    lines = [Text(_overview(trend, runs))]
+    lines: list[Text] = []
     for series, change in headings(trend):
-        lines.append(Text())
         style = f"bold {'yellow' if not change.is_conclusive else 'red' if change.is_worse else 'green'}"
         lines += text_layout.wrapped(sentence(series, change, runs), width, style=style)
         if text := explanation(change):
             lines += text_layout.wrapped(text, width, indent="  ")
+        lines.append(Text())
     if reason := inconclusive_reason(trend):
-        lines += [Text(), *text_layout.wrapped(f"Inconclusive: {reason}", width, style="bold yellow")]
+        lines += [*text_layout.wrapped(f"Inconclusive: {reason}", width, style="bold yellow"), Text()]
     elif not any(series.changes for series in trend.series):
-        lines += [Text(), *text_layout.wrapped(_no_change(least), width)]
+        lines += [*text_layout.wrapped(_no_change(least), width), Text()]
     shown = [series for series in shown_series(trend) if len(series.points) >= _MIN_POINTS]
     header = ["role", "number", "captures", "first", "last", "change"]
     rows = [
@@ -69,7 +69,12 @@ def page(trend: Trend, width: int, least: float) -> list[Text]:
         header.append("over time")
         for row, series in zip(rows, shown, strict=True):
             row.append(spark([point.value for point in series.points], min(remaining, _MAX_SPARKLINE)))
-    return [*lines, Text(), *text_layout.aligned(header, rows, width, left=("role", "number"))]
+    return [
+        *lines,
+        Text(_overview(trend, runs)),
+        Text(),
+        *text_layout.aligned(header, rows, width, left=("role", "number")),
+    ]
 
 
 def spark(values: Sequence[float], width: int) -> str:

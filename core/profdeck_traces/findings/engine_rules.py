@@ -117,7 +117,10 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
         return
     mean = statistics.fmean(count for _, count in queued)
     running = statistics.fmean(_running(iteration) for iteration, _ in queued)
-    text = f"{mean:.1f} requests wait on average while {running:.1f} run"
+    # Little's law: the mean numbers of requests are proportional to the mean times that a request waits and runs.
+    share = mean / (mean + running)
+    time_us = share * server.iteration_us
+    text = f"A request waits for {percent(share)} of its time ({mean:.1f} requests wait on average, {running:.1f} run)"
     worst, _ = max(queued, key=lambda pair: pair[1])
     kv = [
         iteration.step.details.kv_percent
@@ -130,6 +133,7 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
             f"{text}, because the KV cache is {statistics.median(kv):.0f}% full",
             "give the KV cache more memory",
             at=worst,
+            time_us=time_us,
             confidence="high",
         )
         return
@@ -140,6 +144,7 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
             f"{text}, because the batch is at its limit of {plural(most, 'request')}",
             "raise the engine's limit on running requests, or add servers",
             at=worst,
+            time_us=time_us,
             confidence="high",
         )
 

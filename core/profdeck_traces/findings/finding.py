@@ -30,7 +30,7 @@ _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run: first missing data, then a machine that was busy for over 20 % of the step, then
-    findings sorted by the share of a step to be gained.
+    findings sorted by the share of a step to be gained, or that they take if the gain is unknown.
     """
     return with_findings(run).findings
 
@@ -70,8 +70,7 @@ def with_findings(run: RunSummary) -> RunSummary:
     found.sort(
         key=lambda finding: (
             not _casts_doubt(finding),
-            finding.share is None,
-            -(finding.share or 0.0),
+            -_time_share(finding),
             finding.rule,
         )
     )
@@ -92,6 +91,12 @@ def _casts_doubt(finding: Finding) -> bool:
     return finding.rule == host_rules.BUSY_MACHINE and (finding.time_us or 0.0) > _MAX_CPU_WAIT * (
         finding.step_us or 0.0
     )
+
+
+def _time_share(finding: Finding) -> float:
+    if finding.share is not None:
+        return finding.share
+    return (finding.time_us or 0.0) / finding.step_us if finding.step_us else 0.0
 
 
 def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, RankFinding | NotJudged]]:

@@ -208,7 +208,9 @@ def test_trend_excludes_the_cold_step(tmp_path: Path) -> None:
             first, second = series.points
             assert first.value == pytest.approx(second.value, rel=1e-3)
     assert (actual.cold_left_out, actual.cold_excluded) == (0, 1)
-    assert "recorder's first step excluded in 1 trace" in trend_page(actual, 200, 0.05)[0].plain
+    assert "recorder's first step excluded in 1 trace" in "\n".join(
+        line.plain for line in trend_page(actual, 200, 0.05)
+    )
 
 
 def test_trend_omits_captures_with_only_a_cold_step(tmp_path: Path) -> None:
@@ -216,7 +218,9 @@ def test_trend_omits_captures_with_only_a_cold_step(tmp_path: Path) -> None:
     mixed = trend(write_run(tmp_path / "mixed", 4, lambda _: job, cold=lambda number: number == 0))
     assert [point.first_step for point in mixed.series[0].points] == [50, 100, 150]
     assert mixed.cold_left_out == 1
-    assert "1 trace skipped: only the recorder's first step" in trend_page(mixed, 200, 0.05)[0].plain
+    assert "1 trace skipped: only the recorder's first step" in "\n".join(
+        line.plain for line in trend_page(mixed, 200, 0.05)
+    )
     alike = trend(write_run(tmp_path / "alike", 4, lambda _: job, cold=lambda _: True))
     assert len(alike.series[0].points) == 4
     assert alike.cold_left_out == 0

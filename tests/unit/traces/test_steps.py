@@ -140,6 +140,10 @@ def batch(
             ),
         ),
         (
+            "execute_context_0(0)_generation_3(3)_waiting_2_kv_87",
+            batch("decode", (0, 0), (3, 3), BatchDetails(waiting_requests=2, kv_percent=87)),
+        ),
+        (
             "execute_context_0(0)_generation_3(12)_draft_9",
             batch("decode", (0, 0), (3, 12), BatchDetails(draft_tokens=9)),
         ),
