@@ -73,7 +73,7 @@ def install_on_scheduler(monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
         def get_request_counts(self) -> tuple[int, int]:
             return 2, 3
 
-        def schedule(self, throttle_prefills: bool = False) -> Any:  # noqa: FBT001, FBT002 - vLLM's signature
+        def schedule(self, **_: object) -> Any:
             return output
 
     module = ModuleType("vllm.v1.core.sched.scheduler")

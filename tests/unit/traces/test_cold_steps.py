@@ -200,6 +200,10 @@ def trend(run: Path) -> Trend:
     return trend_of(points, left_out=left_out)
 
 
+def trend_text(of: Trend) -> str:
+    return "\n".join(line.plain for line in trend_page(of, 200, 0.05))
+
+
 def test_trend_excludes_the_cold_step(tmp_path: Path) -> None:
     jobs = (GpuJob(steps=4, cold_us=COLD_US), GpuJob(steps=3))
     actual = trend(write_run(tmp_path / "run", 2, jobs.__getitem__, cold=lambda number: number == 0))

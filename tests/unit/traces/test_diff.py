@@ -923,7 +923,10 @@ def test_bursts_make_steps_slower_though_the_median_is_the_same() -> None:
     assert change.verdict == "slower"
     assert change.exceeds(0.05)
     assert change.mean_after_us == pytest.approx(statistics.fmean(bursty))
-    text = "the mean 0.056 ms, before 0.040 ms, +0.016 ms, +40.6%: 10 of 40 steps take over 1.25 times the median, before 0 of 40"
+    text = (
+        "the mean 0.056 ms, before 0.040 ms, +0.016 ms, +40.6%: 10 of 40 steps take over 1.25 times the median, before "
+        "0 of 40"
+    )
     assert text in verdict_of(role)
     assert role_diff(trace(steps=bursty), trace(steps=steady)).iterations[0].verdict == "faster"
     assert role_diff(trace(steps=bursty), trace(steps=bursty[::-1])).iterations[0].verdict == "same"
