@@ -92,6 +92,11 @@ class Training(GpuJob):
     """Bandwidth of a collective."""
     collective_us: float = 20.0
     """Fixed part of a collective's duration, added to the time for its data."""
+    extra_us: float = 0.0
+    """Additional work per layer on the ranks that `has_extra` selects."""
+    has_extra: Callable[[Gpu], bool] = attrs.field(default=lambda _: True)
+    is_even: bool = False
+    """True if all ranks share the additional work of one rank."""
     reads_loss: bool = True
     broadcasts: int = 0
     """Number of broadcasts after the update. Each one sends the weights of one layer."""
@@ -117,6 +122,8 @@ class Training(GpuJob):
         with gpu.mark(self.stages[1]):
             for _ in range(self.layers):
                 self.layer(gpu, 1)
+                if self.extra_us and (self.is_even or self.has_extra(gpu)):
+                    gpu.launch(GEMMS[4], self.extra_us / (gpu.ranks if self.is_even else 1))
                 self.run("layer", gpu)
             self.run("forward", gpu)
         with gpu.mark(self.stages[2]):

@@ -23,7 +23,8 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
     the job without the cause are written to that directory.
 
     A recipe can set these options: ``job`` (job class), ``ranks``, ``steps``, ``sizes`` (job arguments, used with and
-    without the cause) and ``has_cost`` (False if the cost is unknown).
+    without the cause), ``has_cost`` (False if the cost is unknown) and ``is_even`` (True if the job without the cause
+    does the same work, divided evenly among the ranks).
     """
     kind: type[GpuJob] = recipe.options.get("job", Training)
     steps = []
@@ -31,8 +32,11 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
         job = kind(
             random=recipe.generator(seed), ranks=recipe.options.get("ranks", 1), **recipe.options.get("sizes", {})
         )
-        if is_planted:
+        is_even = not is_planted and recipe.options.get("is_even", False)
+        if is_planted or is_even:
             recipe.plant(job)
+        if is_even:
+            job.is_even = True
         is_step = job.prefix == Training.prefix
         # A control has no cause. Its two jobs differ in kernel noise, which must not be reported as a change.
         is_other_noise = is_planted and recipe.answer is None
@@ -65,7 +69,6 @@ def amber(job: Training) -> None:
 
     def read(gpu: Gpu) -> None:
         for _ in range(count):
-            gpu.launch(ELEMENTWISE, 3, op="aten::norm")
             gpu.item()
 
     job.at("layer", read)
@@ -361,11 +364,13 @@ def ruby(job: Training) -> None:
     rules="data-imbalance imbalance uneven-batches straggler slow-rank",
     cure="balance|even|same|pack",
     ranks=2,
+    is_even=True,
 )
 def rust(job: Training) -> None:
     """One rank processes longer sequences."""
-    rank, extra_us = job.random.randrange(2), job.gemm_us * job.random.uniform(0.5, 0.9)
-    job.at("layer", lambda gpu: gpu.launch(GEMMS[4], extra_us), rank=rank)
+    rank, job.extra_us = job.random.randrange(2), job.gemm_us * job.random.uniform(0.5, 0.9)
+    job.has_extra = lambda gpu: gpu.rank == rank
+    job.be_at_rank(rank)
 
 
 @RECIPES.planted(
@@ -374,16 +379,12 @@ def rust(job: Training) -> None:
     cure="balance|even|same|pack",
     ranks=4,
     steps=16,
+    is_even=True,
 )
 def salmon(job: Training) -> None:
     """In each step, a different rank processes longer sequences."""
-    extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
-
-    def work(gpu: Gpu) -> None:
-        if gpu.step * 7 % 4 == gpu.rank:
-            gpu.launch(GEMMS[4], extra_us)
-
-    job.at("layer", work)
+    job.extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
+    job.has_extra = lambda gpu: gpu.step * 7 % 4 == gpu.rank
 
 
 @RECIPES.planted(

@@ -32,11 +32,12 @@ COMPILATION, GARBAGE_COLLECTION, ALLOCATION = "compilation", "garbage-collection
 PROFILER, COMMUNICATION, WAITING = "profiler", "exposed-communication", "waiting"
 FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copies", "small-operators"
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
-OTHER_THREAD = "other-thread"
+OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
+    PAGEABLE, SMALL,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -47,24 +48,26 @@ _OF_KIND = {
     OwnerKind.CHECKPOINT: CHECKPOINT,
     OwnerKind.COMPILATION: COMPILATION,
     OwnerKind.GARBAGE_COLLECTION: GARBAGE_COLLECTION,
-    OwnerKind.ALLOCATION: ALLOCATION,
     OwnerKind.PROFILER: PROFILER,
     OwnerKind.COLLECTIVE: COMMUNICATION,
     OwnerKind.WAIT_FOR_THREAD: WAITING,
     OwnerKind.BETWEEN: BETWEEN,
 }
 """Causes that are determined by the kind of owner alone."""
-_BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.LAUNCH_LATENCY, OwnerKind.KERNEL,
-             OwnerKind.COPY, OwnerKind.SYNCHRONISATION)  # fmt: skip
-"""Kinds of owners whose cause depends on the event."""
+_BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION,
+             OwnerKind.LAUNCH_LATENCY, OwnerKind.DEVICE_GAP, OwnerKind.KERNEL, OwnerKind.COPY,
+             OwnerKind.SYNCHRONISATION)  # fmt: skip
+"""Kinds of owners whose cause depends on the event. A gap on the device belongs to the event after it."""
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
+_PAGEABLE = re.compile(r"Pageable")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
 _OPTIMIZER = re.compile(r"Optimizer\.")
 _MIN_LOOP, _MIN_LOOP_WITHOUT_FRAMES = 64, 512
 _MIN_LOOP_SHARE = 0.2
 _MAX_SMALL_NS = 100_000
+MAX_SMALL_KERNEL_US = 10
 _MIN_SHARE = 0.005
 _MAX_GROUPS = 8
 _MAX_STEPS = 1_000
@@ -84,7 +87,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64,
+        COMMUNICATION, FLOAT64, SMALL,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -155,7 +158,10 @@ class PathCauses:
             is_place = place == key.place if _HAS_PLACE[key.cause] else np.ones(len(place), np.bool_)
             if key.cause == _code(SYNCHRONISATION):
                 if self._is_sync is not None:
-                    replay.add_gain_without_waits(group.gain, is_place & np.append(self._is_sync, False)[rows])
+                    is_sync = is_place & np.append(self._is_sync, False)[rows]
+                    # Without the wait, operators that only read the value are not needed either.
+                    is_read = is_place & (label == _code(SINGLE_VALUES))
+                    replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
             elif _OF_CODE.get(key.cause):
                 replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
             else:
@@ -362,13 +368,42 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     transfers = np.zeros(events.complete, np.bool_)
     transfers[head[kinds == RowKind.COPY_CALL]] = True
     label[transfers[head] & (label == _code(LAYOUT))] = 0
-    label[_loops(names, kinds, head)] = _code(LOOP)
     is_device = kinds >= RowKind.KERNEL
+    label[events.with_name(kinds == RowKind.COPY, lambda name: _PAGEABLE.search(name) is not None) & (label == 0)] = (
+        _code(PAGEABLE)
+    )
+    if names.has_frames or not is_device.any():
+        label[_loops(names, kinds, head)] = _code(LOOP)
+    # This includes the time in which a call that frees memory waits for the device.
+    label[np.isin(kinds, (RowKind.ALLOCATION, RowKind.FREE))] = _code(ALLOCATION)
+    label[_small_kernels(names, kinds) & (label == 0)] = _code(SMALL)
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
     in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
     # The data type does not affect how long the host takes to launch the work.
     label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
     return label
+
+
+def _small_kernels(names: Attribution, kinds: _Codes) -> Mask:
+    """Return a mask of the kernels of less than 10 us, and of the operators that launch only such kernels.
+
+    The mask excludes kernels of graphs, because a graph is launched as a whole.
+    """
+    events = names.events
+    is_small = np.zeros(events.complete, np.bool_)
+    kernels = np.flatnonzero((kinds == RowKind.KERNEL) & (names.launch >= 0))
+    if not len(kernels):
+        return is_small
+    launch = names.launch[kernels]
+    is_single = np.bincount(launch, minlength=events.complete)[launch] == 1
+    small = is_single & (events.duration_ns[kernels] < MAX_SMALL_KERNEL_US * _US)
+    is_small[kernels[small]] = True
+    operators = np.zeros(events.complete + 1, np.bool_)
+    operators[names.operator[kernels[small]]] = True
+    operators[names.operator[kernels[~small]]] = False
+    operators[-1] = False
+    result: Mask = is_small | (operators[names.operator] & (kinds < RowKind.KERNEL))
+    return result
 
 
 def _is_float64(names: Attribution) -> Mask:
@@ -439,6 +474,8 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     if not len(roots):
         return is_loop
     function = (names.frame if names.has_frames else names.annotation)[roots].astype(np.int64)
+    if names.has_frames:
+        roots, function = roots[function >= 0], function[function >= 0]
     if not names.has_frames:
         steps = np.sort(events.start_ns[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)])
         function = np.where(function >= 0, function, events.complete + steps.searchsorted(events.start_ns[roots]))
@@ -454,8 +491,7 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     is_loop = is_loop[head]
     if names.has_frames:
         # If the loop takes a large share of a function, its self time and its other operators belong to the loop.
-        looping = looping[looping >= 0]
-        is_used = (function >= 0) & (count >= _MIN_LOOP)
+        is_used = count >= _MIN_LOOP
         looped_ns = np.zeros(events.complete)
         np.add.at(looped_ns, function[is_used], events.duration_ns[roots[is_used]])
         mostly = np.zeros(events.complete, np.bool_)

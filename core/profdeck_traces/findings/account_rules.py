@@ -251,19 +251,25 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     yield from _not_judged(view, account)
 
 
-def has_loop(view: RankView) -> bool:
-    """Return whether there is a finding for a loop over small operators."""
-    account = view.rank.account
-    return account is not None and any(one.cause == causes.LOOP for one, _ in _found(view, account))
-
-
-def copies_us(view: RankView) -> float:
-    """Return the gain per step from copies to another layout or data type, or 0 if they have no finding."""
+def gain_from(view: RankView, cause: str) -> float:
+    """Return the gain per step from a cause, or 0 if it has no finding."""
     account = view.rank.account
     if account is None:
         return 0.0
-    found = [of for of in _found(view, account) if of[0].cause == causes.LAYOUT]
-    return sum(_gain_us(view, account, *of) for of in found)
+    return sum(_gain_us(view, account, *of) for of in _found(view, account) if of[0].cause == cause)
+
+
+def small_kernels_us(view: RankView) -> float | None:
+    """Return the gain per step from small kernels and their launches, or ``None`` if it is unknown."""
+    account = view.rank.account
+    gains = [one.gain_us or 0.0 for one in account.causes if one.cause == causes.SMALL] if account else []
+    return sum(gains) / account.steps if account and any(gains) else None
+
+
+def stage_of(view: RankView, cause: str) -> str | None:
+    """Return the stage with the most time of a cause, or ``None`` if it is unknown."""
+    account = view.rank.account
+    return next((one.annotation for one in account.causes if one.cause == cause), None) if account else None
 
 
 def explains_step(view: RankView, account: Account, step: int) -> bool:
@@ -293,8 +299,6 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
             continue
         if one.cause == causes.WAITING and view.is_engine:
             continue  # an engine waits for requests and clients, which the rules about engines judge
-        if one.cause == causes.LOOP and has_device and not account.has_stacks:
-            continue  # covered by the rules for small kernels and host-bound devices
         if one.calls < cause.min_calls * account.steps:
             continue
         # One synchronisation per iteration is normal: an engine has to read the sampled tokens.
