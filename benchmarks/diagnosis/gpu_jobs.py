@@ -38,6 +38,8 @@ class GpuJob:
     ranks: int = 1
     places: tuple[str, ...] = ()
     """Accepted places. A diagnosis has the correct place if its text contains one of them."""
+    is_even: bool = False
+    """True if all ranks share the additional work that one rank would have."""
     hooks: dict[str, list[Hook]] = attrs.field(factory=dict)
     after_last_step: Hook = attrs.field(default=lambda _: None)
     """Hook that changes a rank's events before they are written."""
@@ -95,8 +97,6 @@ class Training(GpuJob):
     extra_us: float = 0.0
     """Additional work per layer on the ranks that `has_extra` selects."""
     has_extra: Callable[[Gpu], bool] = attrs.field(default=lambda _: True)
-    is_even: bool = False
-    """True if all ranks share the additional work of one rank."""
     reads_loss: bool = True
     broadcasts: int = 0
     """Number of broadcasts after the update. Each one sends the weights of one layer."""
@@ -161,7 +161,8 @@ class Training(GpuJob):
     def layer(self, gpu: Gpu, products: int) -> None:
         """Run one layer with `products` matrix products."""
         for _ in range(products):
-            gpu.launch(gpu.random.choice(self.products), self.gemm_us * gpu.random.uniform(0.97, 1.03))
+            time_us = self.gemm_us * gpu.random.uniform(0.97, 1.03)
+            gpu.launch(gpu.random.choice(self.products), time_us, blocks=self.gemm_us)
             gpu.launch(ELEMENTWISE, self.elementwise_us, op="aten::gelu")
 
     def _reduce(self, gpu: Gpu, size_bytes: float) -> Program:

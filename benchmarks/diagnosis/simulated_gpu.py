@@ -97,7 +97,7 @@ class Gpu:
         """Advance the host clock without recording an event."""
         self.now += duration
 
-    def launch(
+    def launch(  # noqa: PLR0913 - one parameter per property of the kernel
         self,
         kernel: str,
         duration: float,
@@ -105,12 +105,14 @@ class Gpu:
         op: str = "aten::linear",
         stream: int = COMPUTE,
         host: float = 7.0,
+        blocks: float | None = None,
         **args: Any,
     ) -> None:
-        """Run an operator that launches a kernel."""
+        """Run an operator that launches a kernel. By default, the number of thread blocks follows from the duration."""
+        grid = [1 + round(duration if blocks is None else blocks), 1, 1]
         with self.scope("cpu_op", op, **args):
             self.now += host - _CALL_US
-            self._enqueue("kernel", kernel, duration * self.slowdown, stream)
+            self._enqueue("kernel", kernel, duration * self.slowdown, stream, grid=grid)
 
     def copy(self, name: str, duration: float, *, waits: bool = False, stream: int = COMPUTE, size: int = 0) -> None:
         """Copy memory. If `waits` is true, the call blocks until the copy finishes."""
