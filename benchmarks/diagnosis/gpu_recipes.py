@@ -284,15 +284,12 @@ def pearl(job: Training) -> None:
     job.at("layer", turn)
 
 
-@RECIPES.planted("second-forward", rules="duplicated-work repeated-work", cure="once|reuse|twice")
+@RECIPES.planted(
+    "second-forward", rules="duplicated-work repeated-work", cure="once|reuse|twice", sizes={"has_modules": True}
+)
 def pink(job: Training) -> None:
     """A metric runs the forward pass a second time."""
-
-    def again(gpu: Gpu) -> None:
-        for _ in range(job.layers):
-            job.layer(gpu, 1)
-
-    job.at("forward", again)
+    job.at("forward", job.forward)
 
 
 @RECIPES.planted(
@@ -559,3 +556,72 @@ def wood(_: Experts) -> None:
 @RECIPES.control("decode-with-graphs", job=Engine, steps=40)
 def woad(_: Engine) -> None:
     """Decode iterations use CUDA graphs."""
+
+
+@RECIPES.control("two-batches", sizes={"has_modules": True})
+def wagon(job: Training) -> None:
+    """Each step runs the model on a second batch, and both have a backward pass."""
+
+    def again(gpu: Gpu) -> None:
+        first = gpu.sequence
+        job.forward(gpu)
+        for layer in reversed(range(job.layers)):
+            job.backward(gpu, first + layer)
+
+    job.at("forward", again)
+
+
+@RECIPES.control("activation-checkpoints", sizes={"has_modules": True})
+def walrus(job: Training) -> None:
+    """The backward pass recomputes the activations of the forward pass."""
+
+    def recompute(gpu: Gpu) -> None:
+        with gpu.frame("torch/utils/checkpoint.py(1100): unpack_hook"):
+            job.forward(gpu)
+
+    job.at("backward", recompute)
+
+
+@RECIPES.control("old-probabilities", sizes={"has_modules": True})
+def wasp(job: Training) -> None:
+    """The step computes the log probabilities of the old weights in a stage of its own."""
+
+    def score(gpu: Gpu) -> None:
+        job.forward(gpu)
+
+    job.at("data", score)
+
+
+@RECIPES.control("compiled-layers")
+def water(job: Training) -> None:
+    """Each layer is compiled without graph breaks."""
+
+    def compiled(gpu: Gpu) -> None:
+        with (
+            gpu.frame("torch/_dynamo/eval_frame.py(720): _fn"),
+            gpu.frame("model.py(88): forward"),
+            gpu.mark("Torch-Compiled Region: 0/0"),
+        ):
+            gpu.launch(GEMMS[0], 60, op="## Call CompiledFxGraph fkx ##")
+
+    job.at("layer", compiled)
+
+
+@RECIPES.control("longer-batches", steps=16, tolerates="unsteady-steps")
+def wave(job: Training) -> None:
+    """The second half of the steps has longer sequences."""
+
+    def lengthen(gpu: Gpu) -> None:
+        job.length = 1.4 if gpu.step >= 8 else 1.0
+
+    job.at("data", lengthen)
+
+
+@RECIPES.control("varying-clock", ranks=2, steps=16)
+def wheel(job: Training) -> None:
+    """The clock of all devices varies by a few percent from step to step."""
+
+    def vary(gpu: Gpu) -> None:
+        gpu.slowdown = 1 + 0.03 * (gpu.step % 3)
+
+    job.at("data", vary)

@@ -63,6 +63,8 @@ class Gpu:
     events: list[dict[str, Any]] = attrs.field(factory=list)
     slowdown: float = 1.0
     """Factor by which all kernels take longer, for example because of a low device clock."""
+    sequence: int = 0
+    """Next sequence number of autograd."""
     _correlation: int = 1000
 
     def add(self, category: str, name: str, begin: float, end: float, tid: int = MAIN_THREAD, **args: Any) -> None:

@@ -12,6 +12,7 @@ import attrs
 from profdeck_traces.account import causes
 from profdeck_traces.account.model import Account, CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.step_patterns import is_compiled_region
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
@@ -63,6 +64,10 @@ def _name(one: CauseTime) -> str:
 def _calls(one: CauseTime, per_step: float) -> str:
     count = round(per_step) if per_step >= 1 else one.calls
     return f"{plural(count, 'call')} of {_name(one)}{' per step' if per_step >= 1 else ''}"
+
+
+def _module(one: CauseTime) -> str:
+    return (one.module or "the model").partition(" > ")[0]
 
 
 def _sleeps(one: CauseTime) -> bool:
@@ -219,6 +224,21 @@ _CAUSES = {
         cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
         needs_stacks=True,
     ),
+    causes.GRAPH_BREAKS: _Cause(
+        rule="graph-breaks",
+        condition="Code of a compiled function that runs outside of its at least four compiled regions, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Python code between the compiled regions of a torch.compile function takes"),
+        cure=_fixed("find the graph breaks with TORCH_LOGS=graph_breaks, and remove them"),
+    ),
+    causes.REPEATED: _Cause(
+        rule="duplicated-work",
+        condition="A model runs twice on the same shapes in one stage, and one of the results has no backward pass, "
+        "over 5 %.",
+        min_share=0.05,
+        subject=lambda one, _: f"Running {_module(one)} again on the same shapes, without a backward pass, takes",
+        cure=_fixed("if the input is the same, run the model once and reuse its output"),
+    ),
     causes.SYNCHRONISATION: _Cause(
         rule="synchronisation",
         condition="Waits of the host for the device, whose removal saves over 5 % (nsys cuda_api_sync).",
@@ -233,7 +253,7 @@ _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 _EVENT_LOOP = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
 """Names of the waits of an event loop."""
 _MIN_EVENT_LOOP = 0.2
-_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -528,10 +548,15 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
                 yield NotJudged(
                     cause.rule, f"stacks were not recorded, and {percent(unexplained)} is outside operators"
                 )
+        if any(is_compiled_region(of.name) for of in (*view.rank.annotations, *view.rank.operators)):
+            yield NotJudged("graph-breaks", "stacks were not recorded")
+        yield NotJudged("duplicated-work", "stacks were not recorded")
     elif view.is_engine:
         yield NotJudged("waiting", "an engine waits for requests and clients")
     if view.rank.attributed is None or not view.rank.attributed.has_shapes:
-        yield NotJudged("float64", "shapes and data types were not recorded")
+        yield from (
+            NotJudged(rule, "shapes and data types were not recorded") for rule in ("float64", "duplicated-work")
+        )
     if not view.rank.devices:
         reason = "no device work was recorded"
         yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from profdeck_traces.account import causes
-from profdeck_traces.account.causes import MAX_SMALL_KERNEL_US
+from profdeck_traces.account.step_patterns import MAX_SMALL_KERNEL_US
 from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.account_rules import explained_us, gain_from, small_kernels_us, stage_of
