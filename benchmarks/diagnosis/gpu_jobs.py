@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import ClassVar
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import attrs
 from benchmarks.diagnosis.simulated_gpu import (
@@ -22,6 +23,7 @@ from benchmarks.diagnosis.simulated_gpu import (
 
 PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
 SAMPLER = "void at::native::sbtopk::gatherTopK<float, unsigned int, 1, false>(at::cuda::detail::TensorInfo<float>)"
+_SHAPES = {"Input Dims": [[2048, 1024], [1024, 1024]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
 _STAGES = (
     ("ready", "predict", "learn", "adapt"),
     ("one", "two", "three", "four"),
@@ -38,6 +40,8 @@ class GpuJob:
     ranks: int = 1
     places: tuple[str, ...] = ()
     """Accepted places. A diagnosis has the correct place if its text contains one of them."""
+    is_even: bool = False
+    """True if all ranks share the additional work that one rank would have."""
     hooks: dict[str, list[Hook]] = attrs.field(factory=dict)
     after_last_step: Hook = attrs.field(default=lambda _: None)
     """Hook that changes a rank's events before they are written."""
@@ -92,6 +96,13 @@ class Training(GpuJob):
     """Bandwidth of a collective."""
     collective_us: float = 20.0
     """Fixed part of a collective's duration, added to the time for its data."""
+    extra_us: float = 0.0
+    """Additional work per layer on the ranks that `has_extra` selects."""
+    has_extra: Callable[[Gpu], bool] = attrs.field(default=lambda _: True)
+    length: float = 1.0
+    """Length of the sequences, relative to the mean."""
+    has_modules: bool = False
+    """True if module frames, shapes and the sequence numbers of autograd are recorded."""
     reads_loss: bool = True
     broadcasts: int = 0
     """Number of broadcasts after the update. Each one sends the weights of one layer."""
@@ -114,14 +125,13 @@ class Training(GpuJob):
             gpu.op("aten::slice", 12)
             self.run("data", gpu)
             gpu.copy(self.upload, self.upload_us, waits=self.upload == PAGEABLE)
+        first = gpu.sequence
         with gpu.mark(self.stages[1]):
-            for _ in range(self.layers):
-                self.layer(gpu, 1)
-                self.run("layer", gpu)
+            self.forward(gpu, lambda: self.run("layer", gpu))
             self.run("forward", gpu)
         with gpu.mark(self.stages[2]):
-            for _ in range(self.layers):
-                self.layer(gpu, 2)
+            for layer in reversed(range(self.layers)):
+                self.backward(gpu, first + layer)
                 self.run("backward layer", gpu)
                 if gpu.ranks > 1 and self.overlaps:
                     yield from self._reduce(gpu, self.gradient_bytes)
@@ -151,11 +161,27 @@ class Training(GpuJob):
         index = {"data": 0, "forward": 1, "backward": 2, "update": 3}.get(position)
         return None if index is None else self.stages[index]
 
-    def layer(self, gpu: Gpu, products: int) -> None:
-        """Run one layer with `products` matrix products."""
+    def forward(self, gpu: Gpu, after_layer: Callable[[], None] = lambda: None) -> None:
+        """Run the forward pass of all layers."""
+        with gpu.frame("nn.Module: Model_0") if self.has_modules else nullcontext():
+            for _ in range(self.layers):
+                about = {**_SHAPES, "Sequence number": gpu.sequence} if self.has_modules else {}
+                gpu.sequence += 1
+                self.layer(gpu, 1, **about)
+                if self.extra_us and (self.is_even or self.has_extra(gpu)):
+                    gpu.launch(GEMMS[4], self.extra_us / (gpu.ranks if self.is_even else 1))
+                after_layer()
+
+    def backward(self, gpu: Gpu, sequence: int) -> None:
+        """Run the backward pass of the layer with this sequence number."""
+        self.layer(gpu, 2, **({"Sequence number": sequence, "Fwd thread id": 1} if self.has_modules else {}))
+
+    def layer(self, gpu: Gpu, products: int, **about: Any) -> None:
+        """Run one layer with `products` matrix products, whose operators have the given args."""
         for _ in range(products):
-            gpu.launch(gpu.random.choice(self.products), self.gemm_us * gpu.random.uniform(0.97, 1.03))
-            gpu.launch(ELEMENTWISE, self.elementwise_us, op="aten::gelu")
+            time_us = self.gemm_us * self.length * gpu.random.uniform(0.97, 1.03)
+            gpu.launch(gpu.random.choice(self.products), time_us, blocks=self.gemm_us * self.length, **about)
+            gpu.launch(ELEMENTWISE, self.elementwise_us * self.length, op="aten::gelu")
 
     def _reduce(self, gpu: Gpu, size_bytes: float) -> Program:
         duration_us = self.collective_us + size_bytes / self.bytes_per_us

@@ -23,7 +23,8 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
     the job without the cause are written to that directory.
 
     A recipe can set these options: ``job`` (job class), ``ranks``, ``steps``, ``sizes`` (job arguments, used with and
-    without the cause) and ``has_cost`` (False if the cost is unknown).
+    without the cause), ``has_cost`` (False if the cost is unknown) and ``is_even`` (True if the job without the cause
+    does the same work, divided evenly among the ranks).
     """
     kind: type[GpuJob] = recipe.options.get("job", Training)
     steps = []
@@ -31,8 +32,11 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
         job = kind(
             random=recipe.generator(seed), ranks=recipe.options.get("ranks", 1), **recipe.options.get("sizes", {})
         )
-        if is_planted:
+        is_even = not is_planted and recipe.options.get("is_even", False)
+        if is_planted or is_even:
             recipe.plant(job)
+        if is_even:
+            job.is_even = True
         is_step = job.prefix == Training.prefix
         # A control has no cause. Its two jobs differ in kernel noise, which must not be reported as a change.
         is_other_noise = is_planted and recipe.answer is None
@@ -65,7 +69,6 @@ def amber(job: Training) -> None:
 
     def read(gpu: Gpu) -> None:
         for _ in range(count):
-            gpu.launch(ELEMENTWISE, 3, op="aten::norm")
             gpu.item()
 
     job.at("layer", read)
@@ -281,15 +284,12 @@ def pearl(job: Training) -> None:
     job.at("layer", turn)
 
 
-@RECIPES.planted("second-forward", rules="duplicated-work repeated-work", cure="once|reuse|twice")
+@RECIPES.planted(
+    "second-forward", rules="duplicated-work repeated-work", cure="once|reuse|twice", sizes={"has_modules": True}
+)
 def pink(job: Training) -> None:
     """A metric runs the forward pass a second time."""
-
-    def again(gpu: Gpu) -> None:
-        for _ in range(job.layers):
-            job.layer(gpu, 1)
-
-    job.at("forward", again)
+    job.at("forward", job.forward)
 
 
 @RECIPES.planted(
@@ -361,11 +361,13 @@ def ruby(job: Training) -> None:
     rules="data-imbalance imbalance uneven-batches straggler slow-rank",
     cure="balance|even|same|pack",
     ranks=2,
+    is_even=True,
 )
 def rust(job: Training) -> None:
     """One rank processes longer sequences."""
-    rank, extra_us = job.random.randrange(2), job.gemm_us * job.random.uniform(0.5, 0.9)
-    job.at("layer", lambda gpu: gpu.launch(GEMMS[4], extra_us), rank=rank)
+    rank, job.extra_us = job.random.randrange(2), job.gemm_us * job.random.uniform(0.5, 0.9)
+    job.has_extra = lambda gpu: gpu.rank == rank
+    job.be_at_rank(rank)
 
 
 @RECIPES.planted(
@@ -374,16 +376,12 @@ def rust(job: Training) -> None:
     cure="balance|even|same|pack",
     ranks=4,
     steps=16,
+    is_even=True,
 )
 def salmon(job: Training) -> None:
     """In each step, a different rank processes longer sequences."""
-    extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
-
-    def work(gpu: Gpu) -> None:
-        if gpu.step * 7 % 4 == gpu.rank:
-            gpu.launch(GEMMS[4], extra_us)
-
-    job.at("layer", work)
+    job.extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
+    job.has_extra = lambda gpu: gpu.step * 7 % 4 == gpu.rank
 
 
 @RECIPES.planted(
@@ -558,3 +556,72 @@ def wood(_: Experts) -> None:
 @RECIPES.control("decode-with-graphs", job=Engine, steps=40)
 def woad(_: Engine) -> None:
     """Decode iterations use CUDA graphs."""
+
+
+@RECIPES.control("two-batches", sizes={"has_modules": True})
+def wagon(job: Training) -> None:
+    """Each step runs the model on a second batch, and both have a backward pass."""
+
+    def again(gpu: Gpu) -> None:
+        first = gpu.sequence
+        job.forward(gpu)
+        for layer in reversed(range(job.layers)):
+            job.backward(gpu, first + layer)
+
+    job.at("forward", again)
+
+
+@RECIPES.control("activation-checkpoints", sizes={"has_modules": True})
+def walrus(job: Training) -> None:
+    """The backward pass recomputes the activations of the forward pass."""
+
+    def recompute(gpu: Gpu) -> None:
+        with gpu.frame("torch/utils/checkpoint.py(1100): unpack_hook"):
+            job.forward(gpu)
+
+    job.at("backward", recompute)
+
+
+@RECIPES.control("old-probabilities", sizes={"has_modules": True})
+def wasp(job: Training) -> None:
+    """The step computes the log probabilities of the old weights in a stage of its own."""
+
+    def score(gpu: Gpu) -> None:
+        job.forward(gpu)
+
+    job.at("data", score)
+
+
+@RECIPES.control("compiled-layers")
+def water(job: Training) -> None:
+    """Each layer is compiled without graph breaks."""
+
+    def compiled(gpu: Gpu) -> None:
+        with (
+            gpu.frame("torch/_dynamo/eval_frame.py(720): _fn"),
+            gpu.frame("model.py(88): forward"),
+            gpu.mark("Torch-Compiled Region: 0/0"),
+        ):
+            gpu.launch(GEMMS[0], 60, op="## Call CompiledFxGraph fkx ##")
+
+    job.at("layer", compiled)
+
+
+@RECIPES.control("longer-batches", steps=16, tolerates="unsteady-steps")
+def wave(job: Training) -> None:
+    """The second half of the steps has longer sequences."""
+
+    def lengthen(gpu: Gpu) -> None:
+        job.length = 1.4 if gpu.step >= 8 else 1.0
+
+    job.at("data", lengthen)
+
+
+@RECIPES.control("varying-clock", ranks=2, steps=16)
+def wheel(job: Training) -> None:
+    """The clock of all devices varies by a few percent from step to step."""
+
+    def vary(gpu: Gpu) -> None:
+        gpu.slowdown = 1 + 0.03 * (gpu.step % 3)
+
+    job.at("data", vary)

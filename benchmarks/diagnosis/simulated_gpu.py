@@ -63,6 +63,8 @@ class Gpu:
     events: list[dict[str, Any]] = attrs.field(factory=list)
     slowdown: float = 1.0
     """Factor by which all kernels take longer, for example because of a low device clock."""
+    sequence: int = 0
+    """Next sequence number of autograd."""
     _correlation: int = 1000
 
     def add(self, category: str, name: str, begin: float, end: float, tid: int = MAIN_THREAD, **args: Any) -> None:
@@ -97,7 +99,7 @@ class Gpu:
         """Advance the host clock without recording an event."""
         self.now += duration
 
-    def launch(
+    def launch(  # noqa: PLR0913 - one parameter per property of the kernel
         self,
         kernel: str,
         duration: float,
@@ -105,12 +107,14 @@ class Gpu:
         op: str = "aten::linear",
         stream: int = COMPUTE,
         host: float = 7.0,
+        blocks: float | None = None,
         **args: Any,
     ) -> None:
-        """Run an operator that launches a kernel."""
+        """Run an operator that launches a kernel. By default, the number of thread blocks follows from the duration."""
+        grid = [1 + round(duration if blocks is None else blocks), 1, 1]
         with self.scope("cpu_op", op, **args):
             self.now += host - _CALL_US
-            self._enqueue("kernel", kernel, duration * self.slowdown, stream)
+            self._enqueue("kernel", kernel, duration * self.slowdown, stream, grid=grid)
 
     def copy(self, name: str, duration: float, *, waits: bool = False, stream: int = COMPUTE, size: int = 0) -> None:
         """Copy memory. If `waits` is true, the call blocks until the copy finishes."""

@@ -17,6 +17,7 @@ from profdeck_traces.account.gain import Gain, Replay
 from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
+from profdeck_traces.account.step_patterns import between_compiled_regions, loops, repeated_forward, small_kernels
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.dtypes import torch_dtype
@@ -32,11 +33,13 @@ COMPILATION, GARBAGE_COLLECTION, ALLOCATION = "compilation", "garbage-collection
 PROFILER, COMMUNICATION, WAITING = "profiler", "exposed-communication", "waiting"
 FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copies", "small-operators"
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
-OTHER_THREAD = "other-thread"
+OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
+GRAPH_BREAKS, REPEATED = "graph-breaks", "repeated-forward"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
+    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -47,24 +50,21 @@ _OF_KIND = {
     OwnerKind.CHECKPOINT: CHECKPOINT,
     OwnerKind.COMPILATION: COMPILATION,
     OwnerKind.GARBAGE_COLLECTION: GARBAGE_COLLECTION,
-    OwnerKind.ALLOCATION: ALLOCATION,
     OwnerKind.PROFILER: PROFILER,
     OwnerKind.COLLECTIVE: COMMUNICATION,
     OwnerKind.WAIT_FOR_THREAD: WAITING,
     OwnerKind.BETWEEN: BETWEEN,
 }
 """Causes that are determined by the kind of owner alone."""
-_BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.LAUNCH_LATENCY, OwnerKind.KERNEL,
-             OwnerKind.COPY, OwnerKind.SYNCHRONISATION)  # fmt: skip
-"""Kinds of owners whose cause depends on the event."""
+_BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION,
+             OwnerKind.LAUNCH_LATENCY, OwnerKind.DEVICE_GAP, OwnerKind.KERNEL, OwnerKind.COPY,
+             OwnerKind.SYNCHRONISATION)  # fmt: skip
+"""Kinds of owners whose cause depends on the event. A gap on the device belongs to the event after it."""
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
+_PAGEABLE = re.compile(r"Pageable")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
-_OPTIMIZER = re.compile(r"Optimizer\.")
-_MIN_LOOP, _MIN_LOOP_WITHOUT_FRAMES = 64, 512
-_MIN_LOOP_SHARE = 0.2
-_MAX_SMALL_NS = 100_000
 _MIN_SHARE = 0.005
 _MAX_GROUPS = 8
 _MAX_STEPS = 1_000
@@ -84,7 +84,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64,
+        COMMUNICATION, FLOAT64, SMALL,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -155,7 +155,10 @@ class PathCauses:
             is_place = place == key.place if _HAS_PLACE[key.cause] else np.ones(len(place), np.bool_)
             if key.cause == _code(SYNCHRONISATION):
                 if self._is_sync is not None:
-                    replay.add_gain_without_waits(group.gain, is_place & np.append(self._is_sync, False)[rows])
+                    is_sync = is_place & np.append(self._is_sync, False)[rows]
+                    # Without the wait, operators that only read the value are not needed either.
+                    is_read = is_place & (label == _code(SINGLE_VALUES))
+                    replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
             elif _OF_CODE.get(key.cause):
                 replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
             else:
@@ -354,6 +357,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
             # The path only reaches another thread if the thread that runs the steps waits for it.
             label[is_code & (events.track != np.bincount(steps).argmax())] = _code(OTHER_THREAD)
     root_name = events.name[head]
+    label[between_compiled_regions(names, kinds) & ((label == 0) | (label == _code(PYTHON_CODE)))] = _code(GRAPH_BREAKS)
     is_operator = names.operator >= 0
     for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
         is_root = np.array([name in roots for name in events.names], np.bool_)
@@ -362,12 +366,20 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     transfers = np.zeros(events.complete, np.bool_)
     transfers[head[kinds == RowKind.COPY_CALL]] = True
     label[transfers[head] & (label == _code(LAYOUT))] = 0
-    label[_loops(names, kinds, head)] = _code(LOOP)
     is_device = kinds >= RowKind.KERNEL
+    label[events.with_name(kinds == RowKind.COPY, lambda name: _PAGEABLE.search(name) is not None) & (label == 0)] = (
+        _code(PAGEABLE)
+    )
+    if names.has_frames or not is_device.any():
+        label[loops(names, kinds, head)] = _code(LOOP)
+    # This includes the time in which a call that frees memory waits for the device.
+    label[np.isin(kinds, (RowKind.ALLOCATION, RowKind.FREE))] = _code(ALLOCATION)
+    label[small_kernels(names, kinds) & (label == 0)] = _code(SMALL)
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
     in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
     # The data type does not affect how long the host takes to launch the work.
     label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
+    label[repeated_forward(names, kinds)] = _code(REPEATED)
     return label
 
 
@@ -421,44 +433,3 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
     by_profiler = values_at(is_profiler.astype(np.int32), called_from) > 0
     result: Mask = (is_user | by_user | (other & is_pure) | by_other) & ~by_profiler
     return result
-
-
-def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
-    """Return a mask of the events in Python loops over small operators.
-
-    A loop is a call of a user function that calls the same operator at least 64 times. Without frames, a loop is an
-    annotation or step with at least 512 such calls. Optimizers are excluded, because their loops are part of torch.
-    """
-    events = names.events
-    rows = np.flatnonzero(names.is_operator)
-    roots = rows[head[rows] == rows]
-    is_loop = np.zeros(events.complete, np.bool_)
-    is_optimizer = events.with_name(~names.is_operator, lambda name: _OPTIMIZER.match(name) is not None)
-    in_optimizer = values_at(is_optimizer.astype(np.int32), names.annotation[roots]) > 0
-    roots = roots[~in_optimizer]
-    if not len(roots):
-        return is_loop
-    function = (names.frame if names.has_frames else names.annotation)[roots].astype(np.int64)
-    if not names.has_frames:
-        steps = np.sort(events.start_ns[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)])
-        function = np.where(function >= 0, function, events.complete + steps.searchsorted(events.start_ns[roots]))
-    _, index, count = np.unique(
-        function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
-    )
-    # Most calls must be short. A mean would be distorted by the few calls in which the thread was preempted.
-    small = np.bincount(index, weights=events.duration_ns[roots] < _MAX_SMALL_NS)
-    count = np.where(2 * small > count, count, 0)[index]
-    least = _MIN_LOOP if names.has_frames else _MIN_LOOP_WITHOUT_FRAMES
-    looping = np.unique(function[count >= least])
-    is_loop[roots[(count >= _MIN_LOOP) & np.isin(function, looping)]] = True
-    is_loop = is_loop[head]
-    if names.has_frames:
-        # If the loop takes a large share of a function, its self time and its other operators belong to the loop.
-        looping = looping[looping >= 0]
-        is_used = (function >= 0) & (count >= _MIN_LOOP)
-        looped_ns = np.zeros(events.complete)
-        np.add.at(looped_ns, function[is_used], events.duration_ns[roots[is_used]])
-        mostly = np.zeros(events.complete, np.bool_)
-        mostly[looping[looped_ns[looping] > _MIN_LOOP_SHARE * events.duration_ns[looping]]] = True
-        is_loop |= values_at(mostly.astype(np.int32), names.frame) > 0
-    return is_loop

@@ -107,17 +107,19 @@ class Replay:
         owned = self._owned(_mask_of(kinds), is_owner)
         self._add(gain, self._weights_without(owned), owned)
 
-    def add_gain_without_waits(self, gain: Gain, is_sync: _Mask) -> None:
-        """Replay the recording as if some synchronisations did not wait for device work.
+    def add_gain_without_waits(self, gain: Gain, is_sync: _Mask, kinds: Iterable[OwnerKind], is_owner: _Mask) -> None:
+        """Replay the recording as if some synchronisations did not wait for device work, and without an owner's time.
 
         Args:
             gain: The gain to update.
             is_sync: Mask of the rows of these synchronisations and copies in the trace, with an extra last element.
+            kinds: Kinds of the owner; see `add_gain`.
+            is_owner: Mask of the owner's rows.
         """
         graph = self._graph
         is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
-        weight = np.where(is_cut, _NEVER, graph.delay + graph.event_work)
-        self._add(gain, weight, self._owned(_mask_of(()), is_sync))
+        owned = self._owned(_mask_of(kinds), is_owner)
+        self._add(gain, np.where(is_cut, _NEVER, self._weights_without(owned)), owned)
 
     def _add(self, gain: Gain, weight: Int, owned: _Owned) -> None:
         graph = self._graph

@@ -56,6 +56,8 @@ class KernelSummary:
     """Type of the operator that the kernel runs, if the recorder reports it, such as CANN's ``MatMulV2``."""
     cold_us: float = 0.0
     """Portion of ``total_us`` in cold steps that statistics exclude."""
+    mean_blocks: float | None = None
+    """Mean number of thread blocks per launch; ``None`` if the grids were not recorded."""
 
 
 @attrs.frozen(kw_only=True)
@@ -192,6 +194,9 @@ class StepSummary:
     decode_requests: int | None = None
     details: BatchDetails | None = None
     """``None`` if the iteration's name contains no details."""
+    slowdown: float | None = None
+    """How much longer kernels take than the same kernels in the median step, as a factor. ``None`` if the kernels of
+    the step cannot be compared, for example because the sizes of their inputs may differ."""
 
 
 @attrs.frozen(kw_only=True)

@@ -25,6 +25,7 @@ from profdeck_traces.analysis.collectives import (
 )
 from profdeck_traces.analysis.critical_path import path_windows
 from profdeck_traces.analysis.detail_model import Timeline
+from profdeck_traces.analysis.device_speed import block_counts, mean_blocks, slowdowns
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
 from profdeck_traces.analysis.host_collectives import ONLY_GROUP, host_collectives
@@ -344,8 +345,12 @@ class _Summary:
         collectives = stated_collectives(trace, self._communication)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
         times = self._steps
+        kernels = trace.events[np.flatnonzero((self._on_device & (self._work == COMPUTES))[trace.events.name])]
+        blocks = block_counts(trace, kernels)
+        slowdown = slowdowns(self._trace_steps, kernels, blocks)
         steps = tuple(
-            attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in enumerate(times.summaries(origin_ns))
+            attrs.evolve(step, devices=of_devices.get(row, ()), slowdown=slowdown.get(row))
+            for row, step in enumerate(times.summaries(origin_ns))
         )
         utilization = self._utilization(devices, steps)
         engine = next((mark.engine for mark in self._trace_steps.marks if mark.engine), None)
@@ -368,7 +373,11 @@ class _Summary:
             overlap_us=_sum_of(devices, lambda device: device.overlap_us),
             graph_launches=sums.graph_launches() if on_host else None,
             kernels=sums.kernels(
-                self._classes, trace.kernel_types, times.per_step(times.kernels), times.cold_ns(times.kernels)
+                self._classes,
+                trace.kernel_types,
+                times.per_step(times.kernels),
+                times.cold_ns(times.kernels),
+                mean_blocks(kernels, blocks),
             ),
             categories=self._categories(),
             copies=sums.copies(trace),

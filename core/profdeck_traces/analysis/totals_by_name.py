@@ -53,6 +53,7 @@ class NameSums:
         types: Mapping[str, str],
         per_step: Mapping[int, PerStep],
         cold_ns: Mapping[int, int],
+        mean_blocks: Mapping[int, float],
     ) -> tuple[KernelSummary, ...]:
         """Return the kernels, copies and fills that ran on devices.
 
@@ -61,6 +62,7 @@ class NameSums:
             types: Operator type of each kernel, if known.
             per_step: Variation from step to step, by name code.
             cold_ns: Time in excluded steps, in nanoseconds, by name code.
+            mean_blocks: Mean number of thread blocks, by name code.
         """
         used = self._on_device & (self._counts > 0)
         all_ns = int(self._total_ns[used].sum())
@@ -77,6 +79,7 @@ class NameSums:
                 per_step=per_step.get(code),
                 type=types.get(self._tables.names[code]),
                 cold_us=_us(cold_ns.get(code, 0)),
+                mean_blocks=mean_blocks.get(code),
             )
             for code in self._largest(self._total_ns, used)
         )

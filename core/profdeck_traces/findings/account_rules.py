@@ -12,6 +12,7 @@ import attrs
 from profdeck_traces.account import causes
 from profdeck_traces.account.model import Account, CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.step_patterns import is_compiled_region
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
@@ -63,6 +64,10 @@ def _name(one: CauseTime) -> str:
 def _calls(one: CauseTime, per_step: float) -> str:
     count = round(per_step) if per_step >= 1 else one.calls
     return f"{plural(count, 'call')} of {_name(one)}{' per step' if per_step >= 1 else ''}"
+
+
+def _module(one: CauseTime) -> str:
+    return (one.module or "the model").partition(" > ")[0]
 
 
 def _sleeps(one: CauseTime) -> bool:
@@ -219,6 +224,21 @@ _CAUSES = {
         cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
         needs_stacks=True,
     ),
+    causes.GRAPH_BREAKS: _Cause(
+        rule="graph-breaks",
+        condition="Code of a compiled function that runs outside of its at least four compiled regions, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Python code between the compiled regions of a torch.compile function takes"),
+        cure=_fixed("find the graph breaks with TORCH_LOGS=graph_breaks, and remove them"),
+    ),
+    causes.REPEATED: _Cause(
+        rule="duplicated-work",
+        condition="A model runs twice on the same shapes in one stage, and one of the results has no backward pass, "
+        "over 5 %.",
+        min_share=0.05,
+        subject=lambda one, _: f"Running {_module(one)} again on the same shapes, without a backward pass, takes",
+        cure=_fixed("if the input is the same, run the model once and reuse its output"),
+    ),
     causes.SYNCHRONISATION: _Cause(
         rule="synchronisation",
         condition="Waits of the host for the device, whose removal saves over 5 % (nsys cuda_api_sync).",
@@ -233,7 +253,7 @@ _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 _EVENT_LOOP = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
 """Names of the waits of an event loop."""
 _MIN_EVENT_LOOP = 0.2
-_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -251,19 +271,25 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     yield from _not_judged(view, account)
 
 
-def has_loop(view: RankView) -> bool:
-    """Return whether there is a finding for a loop over small operators."""
-    account = view.rank.account
-    return account is not None and any(one.cause == causes.LOOP for one, _ in _found(view, account))
-
-
-def copies_us(view: RankView) -> float:
-    """Return the gain per step from copies to another layout or data type, or 0 if they have no finding."""
+def gain_from(view: RankView, cause: str) -> float:
+    """Return the gain per step from a cause, or 0 if it has no finding."""
     account = view.rank.account
     if account is None:
         return 0.0
-    found = [of for of in _found(view, account) if of[0].cause == causes.LAYOUT]
-    return sum(_gain_us(view, account, *of) for of in found)
+    return sum(_gain_us(view, account, *of) for of in _found(view, account) if of[0].cause == cause)
+
+
+def small_kernels_us(view: RankView) -> float | None:
+    """Return the gain per step from small kernels and their launches, or ``None`` if it is unknown."""
+    account = view.rank.account
+    gains = [one.gain_us or 0.0 for one in account.causes if one.cause == causes.SMALL] if account else []
+    return sum(gains) / account.steps if account and any(gains) else None
+
+
+def stage_of(view: RankView, cause: str) -> str | None:
+    """Return the stage with the most time of a cause, or ``None`` if it is unknown."""
+    account = view.rank.account
+    return next((one.annotation for one in account.causes if one.cause == cause), None) if account else None
 
 
 def explains_step(view: RankView, account: Account, step: int) -> bool:
@@ -293,8 +319,6 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
             continue
         if one.cause == causes.WAITING and view.is_engine:
             continue  # an engine waits for requests and clients, which the rules about engines judge
-        if one.cause == causes.LOOP and has_device and not account.has_stacks:
-            continue  # covered by the rules for small kernels and host-bound devices
         if one.calls < cause.min_calls * account.steps:
             continue
         # One synchronisation per iteration is normal: an engine has to read the sampled tokens.
@@ -524,10 +548,15 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
                 yield NotJudged(
                     cause.rule, f"stacks were not recorded, and {percent(unexplained)} is outside operators"
                 )
+        if any(is_compiled_region(of.name) for of in (*view.rank.annotations, *view.rank.operators)):
+            yield NotJudged("graph-breaks", "stacks were not recorded")
+        yield NotJudged("duplicated-work", "stacks were not recorded")
     elif view.is_engine:
         yield NotJudged("waiting", "an engine waits for requests and clients")
     if view.rank.attributed is None or not view.rank.attributed.has_shapes:
-        yield NotJudged("float64", "shapes and data types were not recorded")
+        yield from (
+            NotJudged(rule, "shapes and data types were not recorded") for rule in ("float64", "duplicated-work")
+        )
     if not view.rank.devices:
         reason = "no device work was recorded"
         yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from profdeck_traces.account import causes
+from profdeck_traces.account.step_patterns import MAX_SMALL_KERNEL_US
 from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
-from profdeck_traces.findings.account_rules import copies_us, explained_us, has_loop
+from profdeck_traces.findings.account_rules import explained_us, gain_from, small_kernels_us, stage_of
 from profdeck_traces.findings.cures import engine_cure
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
@@ -20,7 +22,7 @@ from profdeck_traces.findings.rank_view import RankView
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
 _PAGEABLE = re.compile(r"Pageable")
 _SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
-_US_OF_SMALL = 10
+_MIN_BYTES = 1_000
 _POINTWISE = ("elementwise", "activation", "copy")
 
 
@@ -80,13 +82,16 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
         return
     overlap = 1 - view.of_devices("exposed_communication_us") / communication
     exposed = view.exposed_communication_us
+    stage = stage_of(view, causes.COMMUNICATION)
     if exposed > 0.1 * view.step_us:
         yield draft(
             view,
             "exposed-communication",
-            f"Communication without overlap takes {percent(exposed / view.step_us)} of {view.each} ({ms(exposed)})",
+            f"Communication without overlap takes {percent(exposed / view.step_us)} of {view.each} ({ms(exposed)})"
+            + (f" in {stage}" if stage else ""),
             _overlap_cure(view),
             gain_us=exposed,
+            stage=stage,
         )
     elif overlap < 0.5 and view.of_devices("compute_us") >= communication > view.step_us / 20:
         yield draft(
@@ -104,23 +109,35 @@ def _overlap_cure(view: RankView) -> str:
     names = [of.name.lower().replace("_", "") for of in view.rank.kernels if of.category == COMMUNICATION]
     if names and "allgather" in names[0]:
         return "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
+    if names and "broadcast" in names[0]:
+        return "send the tensors in larger buckets, and while other work runs"
     return "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
 
 
 def pageable_copies(view: RankView) -> Iterator[RankFinding]:
-    """Copies from or to pageable memory over 0.5 % of the step (nsys cuda_memcpy_async)."""
-    copies = [copy for copy in view.rank.copies if _PAGEABLE.search(copy.name)]
+    """Copies from or to pageable memory over 0.5 % of the step (nsys cuda_memcpy_async). Single values do not count."""
+    copies = [
+        copy
+        for copy in view.rank.copies
+        if _PAGEABLE.search(copy.name) and (not copy.size_bytes or copy.size_bytes >= _MIN_BYTES * copy.count)
+    ]
     total_us = sum(copy.total_us for copy in copies)
     share = view.per_step(total_us) / view.step_us
     if share > 0.005:
         count = sum(copy.count for copy in copies)
+        longest = max(copies, key=lambda copy: copy.total_us)
+        stage = stage_of(view, causes.PAGEABLE)
         yield draft(
             view,
             "pageable-copies",
-            f"{count:,} copies use pageable memory ({percent(share)} of the time). They block the host and do not "
+            f"{count:,} copies use pageable memory ({percent(share)} of the time"
+            f"{f', most of it in {stage}' if stage else ''}). They block the host and do not "
             "overlap with other work",
-            "pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)",
+            "copy to pinned memory with non_blocking=True, or copy less often"
+            if "-> Pageable" in longest.name
+            else "pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)",
             gain_us=share * view.step_us,
+            stage=stage,
         )
 
 
@@ -129,15 +146,18 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
     bins = view.rank.kernel_durations
     count = sum(one.count for one in bins)
     # Bins are powers of two: of the one that holds the limit, as many as lie evenly below it.
-    below = [min(1.0, max(0.0, (_US_OF_SMALL - one.from_us) / (one.to_us - one.from_us))) for one in bins]
+    below = [min(1.0, max(0.0, (MAX_SMALL_KERNEL_US - one.from_us) / (one.to_us - one.from_us))) for one in bins]
     small = sum(one.count * part for one, part in zip(bins, below, strict=True))
-    if count > 500 and small > 0.5 * count and not has_loop(view):
+    if count > 500 and small > 0.5 * count and not gain_from(view, causes.LOOP):
+        gain_us = small_kernels_us(view)
+        if gain_us is None:
+            gain_us = view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True)))
         yield draft(
             view,
             "small-kernels",
             f"{percent(small / count)} of the {view.kernel_calls(count)} take less than 10 us",
             "fuse them with torch.compile",
-            gain_us=view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True))),
+            gain_us=gain_us,
         )
 
 
@@ -159,7 +179,7 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
     # Layout copies have a finding with different advice.
-    pointwise *= 1 - min(1.0, copies_us(view) / (view.per_step(pointwise) or 1.0))
+    pointwise *= 1 - min(1.0, gain_from(view, causes.LAYOUT) / (view.per_step(pointwise) or 1.0))
     # The advice for small kernels is the same, so do not give it twice.
     if pointwise > 0.35 * total_us and not any(small_kernels(view)):
         yield draft(

@@ -221,7 +221,7 @@ _PART_OF = {
     "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL},
     # The rules about trainers and servers name the awaited role or tool.
     "waiting": {IDLE_TRAINER, WEIGHT_SYNC, NO_REQUESTS, TOOL_CALL},
-    "unsteady-steps": {PREFILL_NEXT_TO_DECODE},
+    "unsteady-steps": {PREFILL_NEXT_TO_DECODE, host_rules.THROTTLING},
     "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from profdeck_traces.findings.rank_finding import MACHINE_BUSY, NotJudged, RankF
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading
 
-BUSY_MACHINE = "busy-machine"
+BUSY_MACHINE, THROTTLING = "busy-machine", "throttling"
 _FEWEST_STEPS = 3
 _LONGER = 1.1
 
@@ -62,6 +63,40 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
             step_us=decode.mean_us,
             evidence=view.evidence(slow),
         )
+
+
+def slow_device(view: RankView) -> Iterator[RankFinding | NotJudged]:
+    """Kernels that take over 10 % longer than the same kernels in the fastest quarter of the steps, in at least two
+    steps in a row. The sizes of their inputs must be the same.
+    """
+    steps = [step for step in view.steps if step.slowdown is not None]
+    factors = [step.slowdown or 1.0 for step in steps]
+    if len(steps) < 2 * _FEWEST_STEPS or 2 * len(steps) <= len(view.steps):
+        few = "fewer than six steps were recorded"
+        reason = few if len(view.steps) < 2 * _FEWEST_STEPS else "the sizes of kernels differ or were not recorded"
+        yield NotJudged(THROTTLING, reason if view.rank.devices else "no device work was recorded")
+        return
+    fast = statistics.fmean(sorted(factors)[: max(1, len(factors) // 4)])
+    is_slow = [factor > _LONGER * fast for factor in factors]
+    if not any(first and second for first, second in itertools.pairwise(is_slow)):
+        return
+    saved_us = sum(
+        sum(of.compute_us for of in step.devices) / view.device_count * max(0.0, 1 - fast / factor)
+        for step, factor in zip(steps, factors, strict=True)
+    )
+    slowest = max(steps, key=lambda step: step.slowdown or 1.0)
+    first = steps[is_slow.index(True)]
+    since = "" if first.step is None else f", first in step {first.step}"
+    yield draft(
+        view,
+        THROTTLING,
+        f"In {sum(is_slow)} of {len(steps)} steps{since}, the device is slower: the same kernels take up to "
+        f"{max(factors) / fast:.2f} times as long",
+        "check clocks, power, temperature and other processes of the device: `nvidia-smi -q -d CLOCK,PERFORMANCE`",
+        gain_us=saved_us / len(steps),
+        evidence=view.evidence(slowest),
+        check=view.show_step(slowest),
+    )
 
 
 def _has_more_work(account: Account | None, step: int) -> bool:
@@ -165,5 +200,6 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
 RULES = {
     unsteady: ("unsteady-steps", "uneven-batches", "unsteady-decode"),
     busy_machine: (BUSY_MACHINE,),
+    slow_device: (THROTTLING,),
 }
 """Rules, and the causes that each rule can report."""

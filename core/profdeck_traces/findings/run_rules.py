@@ -22,6 +22,7 @@ from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.findings.rank_work import work_ratio
 from profdeck_traces.reading.event_names import is_data_loading, is_loader
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
@@ -30,6 +31,7 @@ _USUAL_BYTES_PER_S = 10e9
 """Bus bandwidth over PCIe 3.0 x16 or a network of 100 Gbit/s, at 80 % of the line rate of the latter."""
 _MIN_BYTES = 1_000_000
 """Smallest size of a call whose time depends on bandwidth more than on latency."""
+_MORE_MICROBATCHES = 4
 _FEWEST_STEPS = 3
 _MORE_WORK = 1.02
 """Minimum ratio of a rank's FLOPs to the other ranks' median that counts as more work."""
@@ -376,19 +378,20 @@ def _difference(slow: RankView, others: Sequence[RankView], time_us: float) -> t
         return f"; its host is busy: {busy}", f"free CPUs on the host of {slow.label}"
     if is_most(lambda owner: owner.loads_data):
         return "", f"load the batches of {slow.label} in the background, and check its storage"
-    ratio = _flops_ratio(slow, others)
-    is_same_work = ratio is not None and 1 / _MORE_WORK < ratio < _MORE_WORK
+    work = work_ratio(slow, others)
+    is_same_work = work is not None and 1 / _MORE_WORK < work.ratio < _MORE_WORK
     is_spread = bool(total_us) and max(excess_us.values()) < 0.5 * total_us
-    if ratio is not None and ratio >= _MORE_WORK:
-        cause, do = f"; it computes {ratio:.2f} times as many FLOPs", _EVEN_WORK
+    even = _EVEN_EXPERTS if _exchanges_work(slow) else _EVEN_WORK
+    if work is not None and work.ratio >= _MORE_WORK:
+        cause, do = f"; {work.text}", even
     elif is_same_work and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label):
         cause = "; its device runs the same work more slowly"
         do = f"check clocks and temperature of the device of {slow.label}: `nvidia-smi -q -d CLOCK,PERFORMANCE`"
     elif is_same_work and is_spread and is_most(lambda owner: owner.kind in _ON_HOST):
         cause = "; its CPU runs the same operators more slowly"
         do = f"check the CPU load and clocks of {slow.label}"
-    elif ratio is None and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label) and _exchanges_work(slow):
-        cause, do = "; the ranks exchange their work in all-to-alls", _EVEN_EXPERTS
+    elif work is None and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label) and even is _EVEN_EXPERTS:
+        cause, do = "; the ranks exchange their work in all-to-alls", even
     elif (longest := _main_owner(slow, others, time_us)) and longest.kind != _BETWEEN:
         cause, do = "", f"shorten {_label(longest)} on {slow.label}, or move it out of the step"
     elif longest and slow.rank.account and not slow.rank.account.has_stacks:
@@ -403,13 +406,6 @@ def _exchanges_work(view: RankView) -> bool:
     calls = [call for call in view.rank.collectives if not is_message(call.name)]
     exchanges = sum(call.count for call in calls if "alltoall" in call.name.lower().replace("_", ""))
     return 2 * exchanges > sum(call.count for call in calls)
-
-
-def _flops_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
-    """Return the ratio of a rank's FLOPs to the other ranks' median, or ``None`` if it is unknown."""
-    flops = slow.rank.product_flops
-    of_others = [view.rank.product_flops for view in others if view.rank.product_flops]
-    return flops / statistics.median(of_others) if flops and len(of_others) == len(others) else None
 
 
 def _label(owner: _Owner) -> str:
@@ -572,21 +568,26 @@ def low_bandwidth(views: Sequence[RankView]) -> Iterator[RankFinding]:
             own = [call for call, of in calls if of.rank.path == path]
             time_us = sum(min_us[call.name, call.size_bytes] * view.calls_per_step(call.count) for call in own)
             path_us = _path_us(view, lambda name: not is_message(name))
-            limit_us = min(time_us, path_us, view.of_devices("exposed_communication_us"))
+            # At the usual bandwidth, communication that overlaps with compute now would still overlap.
+            gain_us = min(time_us * (1 - best / _USUAL_BYTES_PER_S), path_us, view.exposed_communication_us)
             yield draft(
                 view,
                 "slow-link",
                 f"{fastest.name} of {(fastest.size_bytes or 0) / 1e6:,.1f} MB, the fastest collective of process group "
                 f"{fastest.group}, reaches only {best / 1e9:.1f} GB/s of bus bandwidth",
                 _CHECK_LINKS,
-                gain_us=limit_us * (1 - best / _USUAL_BYTES_PER_S),
+                gain_us=gain_us,
                 time_us=time_us,
                 key=fastest.group,
             )
 
 
 def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """Sends and receives that take over 10 % of the step on the critical path. Traces do not identify the sender."""
+    """Sends and receives that take over 10 % of the step on the critical path. Traces do not identify the sender.
+
+    The gain assumes four times as many microbatches. The bubble of p stages takes (p - 1) / m of the work of m
+    microbatches (Narayanan et al., SC 2021, section 2.2).
+    """
     for view in views:
         time_us = _path_us(view, is_message)
         if time_us > 0.1 * view.step_us:
@@ -596,7 +597,8 @@ def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
                 f"Sends and receives take {percent(time_us / view.step_us)} of {view.each} ({ms(time_us)}) on the "
                 "critical path",
                 "use more microbatches per step, or balance the pipeline stages",
-                gain_us=time_us,
+                gain_us=time_us * (1 - 1 / _MORE_MICROBATCHES),
+                time_us=time_us,
             )
 
 

@@ -34,7 +34,7 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr", "@id"), INTEGER),
     **dict.fromkeys(("wait_on_stream", "wait_on_cuda_event_record_corr_id"), INTEGER),
     **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
-    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs", "name", "labels"), TEXT),
+    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs", "name", "labels", "grid"), TEXT),
 }
 """Args to read as columns. Text values are JSON. A key such as ``@id`` selects a member of the event itself."""
 _MAX_CATEGORIES = 255

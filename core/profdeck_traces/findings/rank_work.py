@@ -1,0 +1,71 @@
+"""Amount of work on the device of one rank, relative to other ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
+from profdeck_traces.analysis.model import KernelSummary
+from profdeck_traces.findings.rank_view import RankView
+
+_ALIKE, _MIN_ALIKE, _FEWEST_NAMES = 0.05, 0.95, 3
+"""The sizes of inputs are assumed equal if this share of the time of at least three kernels changes by the same factor,
+within 5 %."""
+
+
+class WorkRatio(NamedTuple):
+    """Work of a rank, relative to the median of other ranks."""
+
+    ratio: float
+    text: str
+    """Description for a finding, such as "it computes 1.30 times as many FLOPs"."""
+
+
+def work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio | None:
+    """Return the work of a rank relative to other ranks, or ``None`` if it is unknown.
+
+    The work is the number of FLOPs. If shapes were not recorded, it is the time that the rank's kernels would take at
+    the speed of the other ranks, given the number of calls and their grids.
+    """
+    flops = slow.rank.product_flops
+    of_others = [view.rank.product_flops for view in others if view.rank.product_flops]
+    if flops and len(of_others) == len(others):
+        ratio = flops / statistics.median(of_others)
+        return WorkRatio(ratio, f"it computes {ratio:.2f} times as many FLOPs")
+    of_kernels = _kernel_work_ratio(slow, others)
+    if of_kernels is None:
+        return None
+    return WorkRatio(of_kernels, f"it has {of_kernels:.2f} times as much work, by the calls and grids of kernels")
+
+
+def _kernel_work_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
+    usual = [{of.name: of for of in _kernels(view)} for view in others]
+    usual_us = expected_us = 0.0
+    speeds: list[tuple[float, float]] = []
+    has_blocks = True
+    for kernel in _kernels(slow):
+        same = [of_rank[kernel.name] for of_rank in usual if kernel.name in of_rank]
+        if not same:
+            expected_us += kernel.total_us
+            continue
+        mean_us = statistics.median(of.mean_us for of in same)
+        count = statistics.median([of.count for of in same])
+        blocks = statistics.median(of.mean_blocks or 0.0 for of in same)
+        has_blocks &= bool(kernel.mean_blocks and blocks)
+        size = kernel.mean_blocks / blocks if kernel.mean_blocks and blocks else 1.0
+        usual_us += count * mean_us
+        expected_us += kernel.count * mean_us * size
+        speeds.append((kernel.mean_us / mean_us, kernel.total_us))
+    total_us = sum(time_us for _, time_us in speeds)
+    if not usual_us or not total_us:
+        return None
+    factor = total_us / sum(time_us / speed for speed, time_us in speeds)
+    alike_us = sum(time_us for speed, time_us in speeds if abs(speed / factor - 1) < _ALIKE)
+    is_alike = len(speeds) >= _FEWEST_NAMES and alike_us >= _MIN_ALIKE * total_us
+    return expected_us / usual_us if has_blocks or is_alike else None
+
+
+def _kernels(view: RankView) -> list[KernelSummary]:
+    return [of for of in view.rank.kernels if of.category not in {COMMUNICATION, MEMORY_COPY, MEMORY_SET}]
