@@ -97,6 +97,9 @@ class Manifest:
     """For a fleet, the rule for the number of targets that had to start. The targets have their own manifests."""
     needed: int | None = None
     """For a fleet, the number of targets that had to start; None while the number of targets is unknown."""
+    found: int | None = None
+    """For a fleet, the number of targets that were found, including targets that were not selected. None in manifests
+    written by earlier versions."""
     start_skew_ms: float | None = None
     """For a fleet, the time between the first and the last start request in milliseconds; None if fewer than two were
     sent."""
@@ -306,6 +309,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         request_token=capture.request.token if capture.request else None,
         policy=fleet.policy if fleet else None,
         needed=fleet.needed if fleet else None,
+        found=fleet.found if fleet else None,
         start_skew_ms=fleet.start_skew_ms if fleet else None,
         targets=fleet.targets if fleet else (),
         iterations=attrs.asdict(capture.iterations) if capture.iterations else None,
