@@ -69,6 +69,8 @@ class Manifest:
     world_size: int
     replica: int | None
     parallel: dict[str, int]
+    worker_type: str | None = None
+    """``prefill`` or ``decode`` if the engine's own settings name it; None for others and in earlier versions."""
     host: str
     pid: int
     process_started: str | None
@@ -294,6 +296,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         world_size=identity.world_size,
         replica=identity.replica,
         parallel=dict(identity.parallel),
+        worker_type=identity.worker_type,
         host=identity.host,
         pid=identity.pid,
         process_started=cached_process_started(identity.pid),

@@ -125,7 +125,8 @@ def _facts(
         host_load=manifest.host_load,
         has_digest=artifact.sha256 is not None,
         recorded_until_ns=max(anchors_ns, default=None),
-        worker_type=next((target.worker_type for target in targets if target.replica == manifest.replica), None),
+        worker_type=manifest.worker_type
+        or next((target.worker_type for target in targets if target.replica == manifest.replica), None),
         fleet_size=None if fleet is None else fleet.found or len(targets),
         clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + shift_ns if offsets_ns else None,
         base_time_ns=artifact.base_time_ns if _is_time(artifact.base_time_ns or 0) else None,

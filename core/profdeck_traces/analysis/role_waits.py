@@ -242,7 +242,7 @@ def _waits_of(reading: RankReading, servers: Sequence[_Peer], trainers: Sequence
     if _facts(reading).worker_type == DECODE:
         fleet = [server for server in servers if server.role == _facts(reading).role]
         if any(_worker_type(server) == PREFILL for server in fleet):
-            yield _PrefillWaits(reading, fleet)
+            yield _PrefillWaits(reading, fleet, trainers)
 
 
 def _worker_type(server: _Peer) -> str | None:
@@ -403,7 +403,11 @@ def _backward(
 
 
 class _PrefillWaits(_Waits):
-    """Waits of a decode server for the prefill servers of its fleet."""
+    """Waits of a decode server for the prefill servers of its fleet, after the trainers have finished."""
+
+    def __init__(self, reading: RankReading, peers: Sequence[_Peer], trainers: Sequence[_Peer]) -> None:
+        super().__init__(reading, peers)
+        self._trainers = trainers
 
     def _reason(self) -> str | None:
         if sum(_worker_type(peer) == DECODE for peer in self._peers) > 1:
@@ -411,6 +415,7 @@ class _PrefillWaits(_Waits):
         return super()._reason()
 
     def _assign(self, begin: int, end: int) -> None:
+        begin = max([begin, *(burst[-1].end for peer in self._trainers for burst in peer.bursts_in(begin, end))])
         prefills = [
             (activity.end, peer, activity)
             for peer in self._peers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from engine_job import Batch, decode, write_fleet, write_server, write_trainer
+from engine_job import WAIT, Batch, decode, write_fleet, write_server, write_trainer
 
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import Finding
@@ -227,7 +227,7 @@ def test_trainer_that_waits_for_rollouts_is_idle(tmp_path: Path) -> None:
 
 def test_wait_of_an_idle_trainer_is_not_reported_a_second_time(tmp_path: Path) -> None:
     write_server(tmp_path, decode(58, 10, 4), 0)
-    write_trainer(tmp_path, [("generate_sequences", 600.0, False), ("actor_update", 400.0, True)], stacks=True)
+    write_trainer(tmp_path, [("generate_sequences", 600.0, False), ("actor_update", 400.0, True)], stacks=WAIT)
     rules = {finding.rule for finding in summary_of(tmp_path).findings}
     assert "idle-trainer" in rules
     assert "waiting" not in rules
