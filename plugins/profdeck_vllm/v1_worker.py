@@ -72,7 +72,7 @@ class V1WorkerAgent(worker.WorkerAgent):
             world_size=max(size, index + 1) * config.world_size,
             local_rank=self.worker.local_rank,
             parallel=coordinates,
-            worker_type=_WORKER_TYPES.get(getattr(kv_transfer, "kv_role", None)),
+            worker_type=_WORKER_TYPES.get(getattr(kv_transfer, "kv_role", "")),
         )
 
     def create_patches(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:

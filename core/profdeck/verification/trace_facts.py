@@ -99,9 +99,7 @@ def _traces(file: Path, manifest: Manifest) -> Iterator[tuple[Path, ArtifactReco
             yield trace, artifact
 
 
-def _facts(
-    own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None, fleet: Manifest | None
-) -> TraceFacts:
+def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None, fleet: Manifest | None) -> TraceFacts:
     manifest = own.manifest
     offsets_ns, uncertainties_ns = _anchor_offsets_ns(artifact)
     shift_ns = clock.offset_ns if clock else 0

@@ -24,7 +24,7 @@ def reassigned(
     Args:
         account: The account.
         moved_ns: Time to take from each owner.
-        added: Time in nanoseconds and number of intervals to add to each owner. The times add up to those of `moved_ns`.
+        added: Time in nanoseconds and number of intervals to add to each owner. The sums of times are equal.
         gains_ns: Gains of the added owners that are known.
     """
     times = {owner.key: (round(owner.time_us * _NS_PER_US), owner.count) for owner in account.owners}

@@ -12,7 +12,8 @@ server continued.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -24,7 +25,6 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.reassignment import reassigned
 from profdeck_traces.analysis.engine_iterations import all_iterations, decode_requests
 from profdeck_traces.analysis.model import StepSummary
-from profdeck_traces.analysis.rank_labels import label_of
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
 from profdeck_traces.base.text import plural
@@ -66,13 +66,22 @@ class _Piece(NamedTuple):
 class _Peer:
     """Activities of a server, or of all recorded ranks of another role."""
 
-    label: str
-    role: str
-    replica: int | None
+    readings: Sequence[RankReading]
     bursts: Sequence[Sequence[_Activity]]
     """Activities without a pause between them, sorted by time."""
-    is_server: bool
-    readings: Sequence[RankReading]
+
+    @property
+    def role(self) -> str:
+        return _facts(self.readings[0]).role
+
+    @property
+    def label(self) -> str:
+        """Role and replica, such as ``rollout/1``."""
+        return _facts(self.readings[0]).role_and_replica
+
+    @property
+    def is_server(self) -> bool:
+        return _is_server(self.readings[0])
 
     def bursts_in(self, begin: int, end: int) -> Sequence[Sequence[_Activity]]:
         """Return the bursts that overlap an interval."""
@@ -96,9 +105,7 @@ class _Peer:
         return min(_recorded_until(reading) for reading in self.readings)
 
 
-def assign_role_waits(
-    readings: Sequence[RankReading], accounts: Sequence[Account | None]
-) -> list[Account | None]:
+def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Account | None]) -> list[Account | None]:
     """Return the accounts with waits for other roles assigned to the role that worked meanwhile.
 
     Args:
@@ -132,26 +139,22 @@ def not_judged(account: Account) -> str | None:
 
 def _servers(members: Sequence[RankReading]) -> list[_Peer]:
     """Return the servers of a capture. The first recorded rank describes each server."""
-    found: dict[tuple[str, int | None], RankReading] = {}
-    for reading in sorted(members, key=lambda member: member.summary.rank or 0):
-        if _is_server(reading):
-            found.setdefault((_facts(reading).role, _facts(reading).replica), reading)
-    return [
-        _Peer(_label(reading), role, replica, _iterations(reading), True, [reading])
-        for (role, replica), reading in found.items()
-    ]
+    servers = _by_place(reading for reading in members if _is_server(reading))
+    return [_Peer(readings[:1], _iterations(readings[0])) for readings in servers]
 
 
 def _trainers(members: Sequence[RankReading]) -> list[_Peer]:
-    """Return the roles of a capture that record global steps."""
-    found: dict[tuple[str, int | None], list[RankReading]] = {}
-    for reading in sorted(members, key=lambda member: member.summary.rank or 0):
-        if not _is_server(reading) and reading.summary.work:
-            found.setdefault((_facts(reading).role, _facts(reading).replica), []).append(reading)
-    return [
-        _Peer(_label(readings[0]), role, replica, _stages(readings), False, readings)
-        for (role, replica), readings in found.items()
-    ]
+    """Return the roles of a capture that are not servers."""
+    roles = _by_place(reading for reading in members if not _is_server(reading) and reading.summary.work)
+    return [_Peer(readings, _stages(readings)) for readings in roles]
+
+
+def _by_place(readings: Iterable[RankReading]) -> list[list[RankReading]]:
+    """Group readings by role and replica. Each group is sorted by rank."""
+    groups: dict[str, list[RankReading]] = {}
+    for reading in sorted(readings, key=lambda reading: reading.summary.rank or 0):
+        groups.setdefault(_facts(reading).role_and_replica, []).append(reading)
+    return [*groups.values()]
 
 
 def _is_server(reading: RankReading) -> bool:
@@ -161,10 +164,6 @@ def _is_server(reading: RankReading) -> bool:
 def _facts(reading: RankReading) -> TraceFacts:
     assert reading.facts is not None  # noqa: S101 - readings without facts belong to no capture
     return reading.facts
-
-
-def _label(reading: RankReading) -> str:
-    return label_of(_facts(reading).role, _facts(reading).replica, None, reading.summary.path)
 
 
 def _clock(reading: RankReading) -> str | None:
@@ -224,10 +223,14 @@ def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
     for begin, end in zip(*(times.tolist() for times in union(*np.array(spans, np.int64).T)), strict=True):
         cuts = {time for stage in stages for time in stage[:2] if begin < time < end}
         times = [begin, *sorted(cuts), end]
-        bursts.append([
-            _Activity(first, last, next((name for b, e, name in stages if b <= first and last <= e), None) or WORK, None)
-            for first, last in zip(times, times[1:], strict=False)
-        ])
+        bursts.append(
+            [
+                _Activity(
+                    first, last, next((name for b, e, name in stages if b <= first and last <= e), None) or WORK, None
+                )
+                for first, last in itertools.pairwise(times)
+            ]
+        )
     return bursts
 
 
@@ -298,11 +301,11 @@ class _Waits:
         periods = union(idle.begin + self._offset_ns, idle.end + self._offset_ns)
         own = _iterations(self._reading) if _is_server(self._reading) else []
         if own and len(periods[0]):
-            bursts = union(
-                np.array([burst[0].begin for burst in own]), np.array([burst[-1].end for burst in own])
-            )
+            bursts = union(np.array([burst[0].begin for burst in own]), np.array([burst[-1].end for burst in own]))
             limits = periods[0][:1], periods[1][-1:]
-            periods = intersection(periods, complement(intersection(bursts, limits), int(limits[0][0]), int(limits[1][0])))
+            periods = intersection(
+                periods, complement(intersection(bursts, limits), int(limits[0][0]), int(limits[1][0]))
+            )
         yield from zip(periods[0].tolist(), periods[1].tolist(), strict=True)
 
     @property
@@ -367,9 +370,7 @@ class _TurnWaits(_Waits):
 
     def _assign(self, begin: int, end: int) -> None:
         bursts = [
-            (burst[0].begin, burst[-1].end, peer, burst)
-            for peer in self._peers
-            for burst in peer.bursts_in(begin, end)
+            (burst[0].begin, burst[-1].end, peer, burst) for peer in self._peers for burst in peer.bursts_in(begin, end)
         ]
         if not bursts:
             return
@@ -384,9 +385,7 @@ class _TurnWaits(_Waits):
         self._add(list(_backward(bursts, begin, end)), last - max(ends) if ends else None)
 
 
-def _backward(
-    bursts: Sequence[tuple[int, int, _Peer, Sequence[_Activity]]], begin: int, end: int
-) -> Iterator[_Piece]:
+def _backward(bursts: Sequence[tuple[int, int, _Peer, Sequence[_Activity]]], begin: int, end: int) -> Iterator[_Piece]:
     """Divide a wait among the peers, backward from its end, starting with the peer that finishes last."""
     time, follower, last_peer = end, None, max(bursts, key=lambda burst: burst[1])[2]
     while before := [burst for burst in bursts if burst[0] < time]:
@@ -431,7 +430,7 @@ class _PrefillWaits(_Waits):
             return
         _, last_peer, _ = max(prefills, key=lambda prefill: prefill[0])
         pieces = [
-            _Piece(peer, activity._replace(begin=max(activity.begin, begin), end=min(activity.end, end)), True)
+            _Piece(peer, activity._replace(begin=max(activity.begin, begin), end=min(activity.end, end)), is_last=True)
             for _, peer, activity in prefills
             if peer is last_peer
         ]

@@ -313,9 +313,7 @@ class _Summary:
     def reading(self) -> RankReading:
         """Return the reading without pictures or source facts."""
         summary = self._summary()
-        return RankReading(
-            summary, self._matched, self._arrivals, self._idle, self._origin_ns, self._trace.base_ns
-        )
+        return RankReading(summary, self._matched, self._arrivals, self._idle, self._origin_ns, self._trace.base_ns)
 
     def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
         """Return the reading with pictures of `buckets` intervals added."""

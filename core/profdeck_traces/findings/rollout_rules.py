@@ -91,15 +91,16 @@ def turns(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
                 continue
             time_us, peer, activity, stage = found
             where = f", in {stage}" if stage else ""
+            share = percent(time_us / account.time_us)
             yield draft(
                 view,
                 IDLE_TRAINER,
-                f"{view.label} waits {ms(time_us / account.steps)} of {view.each} ({percent(time_us / account.time_us)}) "
+                f"{view.label} waits {ms(time_us / account.steps)} of {view.each} ({share}) "
                 f"for {peer}, mostly {activity}{where}",
                 _ASYNCHRONOUS,
                 gain_us=time_us / account.steps,
                 step_us=account.time_us / account.steps,
-                stage=stage,
+                stage=stage or None,
             )
     for server, view, iterations in capture.servers:
         if capture.others and (account := view.rank.account) is not None:
@@ -120,21 +121,21 @@ def turns(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
             )
 
 
-def _wait(account: Account) -> tuple[float, str, str, str | None] | None:
-    """Return the time of waits for other roles, and the largest peer, activity and stage of this process.
+def _wait(account: Account) -> tuple[float, str, str, str] | None:
+    """Return the time of waits for other roles, and the most common peer, activity and stage of this process.
 
-    Return ``None`` if the waits take less than 20 % of the account.
+    Return ``None`` if the waits take at most 20 % of the account. An empty stage is none.
     """
     waits = _role_waits(account)
     time_us = sum(wait.time_us for wait in waits)
     if time_us <= _LEAST_IDLE * account.time_us:
         return None
-    peers, activities, stages = Counter[str](), Counter[str](), Counter[str | None]()
+    sums = Counter[str](), Counter[str](), Counter[str]()
     for wait in waits:
-        peers[wait.peer or ""] += round(wait.time_us)
-        activities[" ".join(filter(None, [wait.awaited, wait.name]))] += round(wait.time_us)
-        stages[wait.annotation] += round(wait.time_us)
-    (peer, _), (activity, _), (stage, _) = (one.most_common(1)[0] for one in (peers, activities, stages))  # type: ignore[attr-defined]  # counters of different types
+        activity = " ".join(filter(None, [wait.awaited, wait.name]))
+        for counter, text in zip(sums, (wait.peer, activity, wait.annotation), strict=True):
+            counter[text or ""] += round(wait.time_us)
+    peer, activity, stage = (max(counter, key=counter.__getitem__) for counter in sums)
     return time_us, peer, activity, stage
 
 

@@ -79,10 +79,8 @@ def write_server(run: Path, batches: Sequence[Batch], replica: int | None = None
     write_events(run / "step_000000" / name, events, Identity(role="rollout", replica=replica), first_ns)
 
 
-def write_events(
-    directory: Path, events: Sequence[dict[str, Any]], identity: Identity, first_ns: int, *, until_us: float = 10_000_000
-) -> None:
-    """Write a trace and its manifest. The recording starts at time 0 of the trace and ends at `until_us`."""
+def write_events(directory: Path, events: Sequence[dict[str, Any]], identity: Identity, first_ns: int) -> None:
+    """Write a trace and its manifest. The recording starts at time 0 of the trace and lasts 10 s."""
     directory.mkdir(parents=True, exist_ok=True)
     document = {
         "distributedInfo": {"rank": identity.rank, "world_size": 1},
@@ -101,7 +99,7 @@ def write_events(
         started_ns=first_ns,
         unit=unit,
     )
-    write_record(capture, raw, tuple(ClockAnchor(first_ns + round(us * 1000), 100, str(us)) for us in (0, until_us)))
+    write_record(capture, raw, tuple(ClockAnchor(first_ns + round(us * 1000), 100, str(us)) for us in (0, 10_000_000)))
 
 
 def write_trainer(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from engine_job import MAIN, PID, write_events
+
 from profdeck.base.identity import Identity
 
 UNIX_NS = 1_700_000_000 * 10**9
@@ -131,7 +133,7 @@ def waits_of_server(roles: Roles, replica: int) -> Counter[Label]:
 
 def _waits(own: list[Burst], peers: dict[str, list[Burst]], gap: str | None) -> Counter[Label]:
     waits: Counter[Label] = Counter()
-    for before, after in zip(own, own[1:], strict=False):
+    for before, after in itertools.pairwise(own):
         idle = range(before.end, after.begin)
         busy = {tick: _busy(peers, tick) for tick in range(before.end - 1, after.begin + 1)}
         if any(_is_same_burst(busy, border, border + 1) for border in (idle.start - 1, idle.stop - 1)):
