@@ -10,7 +10,7 @@ import attrs
 
 from gpu_job import GpuJob
 from profdeck.base.identity import Identity
-from profdeck.records.artifact import Artifact
+from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import CaptureRecord, CaptureState
 from profdeck.records.manifest import ManifestWriter, write_manifest
 
@@ -69,18 +69,19 @@ def write_capture(
         write_record(capture, directory / f"rank{rank}.trace.json.gz")
 
 
-def write_record(capture: CaptureRecord, trace: Path) -> None:
+def write_record(capture: CaptureRecord, trace: Path, anchors: tuple[ClockAnchor, ...] = ()) -> None:
     """Move a trace to the path of its capture, and write the manifest of its rank.
 
     Args:
         capture: New capture of the trace.
         trace: Path of the gzip-compressed trace.
+        anchors: Clock anchors of the trace.
     """
     moved = capture.artifact_path(".trace.json.gz")
     shutil.move(trace, moved)
     for state in (CaptureState.STARTING, CaptureState.RECORDING, CaptureState.STOPPING):
         capture.move_to(state)
-    capture.conclude((Artifact(path=moved, size_bytes=moved.stat().st_size),))
+    capture.conclude((Artifact(path=moved, size_bytes=moved.stat().st_size, anchors=anchors),))
     ranks = tuple(range(capture.identity.world_size))
     writer = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=ranks)
     write_manifest(capture, attrs.evolve(writer, write=lambda path, content: path.write_bytes(content) and None))

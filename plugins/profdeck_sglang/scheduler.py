@@ -213,7 +213,7 @@ def scheduler_identity(scheduler: Scheduler, server_args: ServerArgs) -> Identit
     Ranks are numbered across all data-parallel replicas. With data-parallel attention, replicas are subgroups of the
     tensor-parallel ranks and add no ranks. Dimensions of size 1 have no coordinate.
     """
-    ranks = _parallel_ranks(scheduler)
+    ranks, mode = _parallel_ranks(scheduler), getattr(server_args, "disaggregation_mode", None)
     tp, pp, dp = int(server_args.tp_size), int(server_args.pp_size), int(server_args.dp_size)
     replicas = 1 if getattr(server_args, "enable_dp_attention", False) else dp
     dp_rank = int(getattr(ranks, "dp_rank", None) or 0)
@@ -227,6 +227,7 @@ def scheduler_identity(scheduler: Scheduler, server_args: ServerArgs) -> Identit
         rank=((dp_rank if replicas > 1 else 0) * pp + int(ranks.pp_rank)) * tp + int(ranks.tp_rank),
         world_size=replicas * pp * tp,
         parallel={name: index for name, (index, size) in coordinates.items() if size > 1},
+        worker_type=mode if mode in {"prefill", "decode"} else None,
     )
 
 

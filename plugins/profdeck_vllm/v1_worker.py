@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 _BASE = "vllm.v1.worker.worker_base"
+# With ``kv_both``, which some connectors require, the engine does not know its role.
+_WORKER_TYPES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 
 def install() -> None:
@@ -55,6 +57,7 @@ class V1WorkerAgent(worker.WorkerAgent):
         from vllm.distributed import parallel_state
 
         config = self.worker.vllm_config.parallel_config
+        kv_transfer = getattr(self.worker.vllm_config, "kv_transfer_config", None)
         size = max(config.data_parallel_size, int(engine.get("data_parallel_size", 1)))
         index = getattr(config, "data_parallel_index", config.data_parallel_rank)
         coordinates = {"dp": index} if size > 1 else {}
@@ -70,6 +73,7 @@ class V1WorkerAgent(worker.WorkerAgent):
             world_size=max(size, index + 1) * config.world_size,
             local_rank=self.worker.local_rank,
             parallel=coordinates,
+            worker_type=_WORKER_TYPES.get(getattr(kv_transfer, "kv_role", "")),
         )
 
     def create_patches(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:

@@ -90,7 +90,7 @@ class Worker:
             world_size=1,
             enable_expert_parallel=False,
         )
-        self.vllm_config = SimpleNamespace(parallel_config=parallel)
+        self.vllm_config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
         self.rank = self.local_rank = 0
         self.device = "npu:0"
         self.executed = 0
@@ -165,6 +165,27 @@ def test_vllm_worker_on_an_npu_records_with_the_npu_backend(tmp_path: Path, work
         assert worker.execute_model(make_scheduler_output()) == "output of 1 tokens"
     assert worker.executed == 3
     assert read_recording(agent.recorder, tmp_path) == ("tally-npu", "complete", 2)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("kv_role", "worker_type"), [("kv_producer", "prefill"), ("kv_consumer", "decode"), ("kv_both", None)]
+)
+def test_vllm_worker_records_its_part_of_disaggregated_prefill(kv_role: str, worker_type: str | None) -> None:
+    from profdeck_vllm.v1_worker import V1WorkerAgent
+
+    worker: Any = Worker()
+    worker.vllm_config.kv_transfer_config = SimpleNamespace(kv_role=kv_role)
+    assert V1WorkerAgent(worker).recorder.identity.worker_type == worker_type
+
+
+@pytest.mark.parametrize(("mode", "worker_type"), [("prefill", "prefill"), ("decode", "decode"), ("null", None)])
+def test_sglang_scheduler_records_its_part_of_disaggregated_prefill(mode: str, worker_type: str | None) -> None:
+    from profdeck_sglang.scheduler import SchedulerAgent
+
+    arguments: Any = SimpleNamespace(device="npu", tp_size=1, pp_size=1, dp_size=1, disaggregation_mode=mode)
+    scheduler: Any = Scheduler()
+    assert SchedulerAgent(scheduler, arguments).recorder.identity.worker_type == worker_type
 
 
 def start_sglang_capture(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:

@@ -37,6 +37,10 @@ class Identity:
     """Number of the engine replica that this process belongs to; None if the role has no replicas."""
     parallel: Mapping[str, int] = attrs.field(factory=dict, converter=_to_ints)
     """Coordinates by parallel dimension, such as ``{"tp": 0, "pp": 1, "dp": 3}``."""
+    worker_type: str | None = attrs.field(
+        default=None, validator=validators.optional(validators.in_(("prefill", "decode")))
+    )
+    """Work of a server with disaggregated prefill; None if it runs both, or if it is unknown."""
     host: str = attrs.field(factory=socket.gethostname)
     pid: int = attrs.field(factory=os.getpid)
 

@@ -69,6 +69,8 @@ class Manifest:
     world_size: int
     replica: int | None
     parallel: dict[str, int]
+    worker_type: str | None = None
+    """``prefill`` or ``decode`` if the engine's own settings name it; None for others and in earlier versions."""
     host: str
     pid: int
     process_started: str | None
@@ -97,6 +99,9 @@ class Manifest:
     """For a fleet, the rule for the number of targets that had to start. The targets have their own manifests."""
     needed: int | None = None
     """For a fleet, the number of targets that had to start; None while the number of targets is unknown."""
+    found: int | None = None
+    """For a fleet, the number of targets that were found, including targets that were not selected. None in manifests
+    written by earlier versions."""
     start_skew_ms: float | None = None
     """For a fleet, the time between the first and the last start request in milliseconds; None if fewer than two were
     sent."""
@@ -291,6 +296,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         world_size=identity.world_size,
         replica=identity.replica,
         parallel=dict(identity.parallel),
+        worker_type=identity.worker_type,
         host=identity.host,
         pid=identity.pid,
         process_started=cached_process_started(identity.pid),
@@ -306,6 +312,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         request_token=capture.request.token if capture.request else None,
         policy=fleet.policy if fleet else None,
         needed=fleet.needed if fleet else None,
+        found=fleet.found if fleet else None,
         start_skew_ms=fleet.start_skew_ms if fleet else None,
         targets=fleet.targets if fleet else (),
         iterations=attrs.asdict(capture.iterations) if capture.iterations else None,

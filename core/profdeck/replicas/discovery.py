@@ -98,6 +98,8 @@ class ReplicaNumbers:
 
     def __init__(self) -> None:
         self._number_by_key: dict[str, int] = {}
+        self.count: int | None = None
+        """Number of keys in the last call of `number`, which is the number of targets found."""
 
     def number(self, requested: Mapping[str, int | None]) -> dict[str, int]:
         """Return a replica number for each key.
@@ -111,6 +113,7 @@ class ReplicaNumbers:
         Raises:
             ConfigError: two targets have the same number.
         """
+        self.count = len(requested)
         self._number_by_key |= {key: number for key, number in requested.items() if number is not None}
         used_numbers = set(self._number_by_key.values())
         limit = len(used_numbers) + len(requested)
@@ -289,6 +292,7 @@ async def expand(given: Sequence[object], numbers: ReplicaNumbers, ask: AskActor
     single_handles = [handle for handle in given if not isinstance(handle, ActorGroup)]
     targets = [Target(handle=handle, replica=replica) for replica, handle in enumerate(single_handles)]
     if not groups:
+        numbers.number({f"given {target.replica}": target.replica for target in targets})
         return targets, []
     actors: list[FoundActor] = []
     notes: list[str] = []

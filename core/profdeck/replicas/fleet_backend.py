@@ -433,5 +433,6 @@ class FleetBackend(EngineBackend):
             policy=self.config.policy,
             needed=self._needed if self._members else None,
             start_skew_ms=None if skew_s is None else round(skew_s * 1e3, 3),
+            found=self._numbers.count if self._members else None,
             targets=tuple(member.record for member in self._members),
         )

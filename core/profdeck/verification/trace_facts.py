@@ -35,12 +35,18 @@ def recorded_traces(path: Path) -> RecordedTraces:
         for own in manifests.own
         if own.manifest.clock is not None
     }
+    fleets = {
+        (own.run, own.manifest.role, own.manifest.capture): own.manifest
+        for own in manifests.own
+        if own.manifest.targets
+    }
     facts: dict[Path, TraceFacts] = {}
     for own in manifests.own:
         manifest = own.manifest
+        fleet = fleets.get((own.run, manifest.role, manifest.capture))
         clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
         for trace, artifact in _traces(own.file, manifest):
-            facts[trace] = _facts(own, artifact, clock)
+            facts[trace] = _facts(own, artifact, clock, fleet)
     skipped = {
         trace: (copy.directory, copy.reason)
         for copy in manifests.skipped
@@ -93,9 +99,12 @@ def _traces(file: Path, manifest: Manifest) -> Iterator[tuple[Path, ArtifactReco
             yield trace, artifact
 
 
-def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) -> TraceFacts:
+def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None, fleet: Manifest | None) -> TraceFacts:
     manifest = own.manifest
     offsets_ns, uncertainties_ns = _anchor_offsets_ns(artifact)
+    shift_ns = clock.offset_ns if clock else 0
+    anchors_ns = [anchor.unix_ns + shift_ns for anchor in artifact.anchors if _is_time(anchor.unix_ns)]
+    targets = fleet.targets if fleet else ()
     return TraceFacts(
         run=str(own.run),
         capture=manifest.capture,
@@ -113,7 +122,11 @@ def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) 
         stall_s=manifest.credible_stall_s,
         host_load=manifest.host_load,
         has_digest=artifact.sha256 is not None,
-        clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + (clock.offset_ns if clock else 0) if offsets_ns else None,
+        recorded_until_ns=max(anchors_ns, default=None),
+        worker_type=manifest.worker_type
+        or next((target.worker_type for target in targets if target.replica == manifest.replica), None),
+        fleet_size=None if fleet is None else fleet.found or len(targets),
+        clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + shift_ns if offsets_ns else None,
         base_time_ns=artifact.base_time_ns if _is_time(artifact.base_time_ns or 0) else None,
         clock_host=clock.reference if clock else manifest.host,
         clock_error_ns=max(uncertainties_ns) + (clock.error_ns if clock else 0) if uncertainties_ns else None,

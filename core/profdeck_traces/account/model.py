@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import attrs
 
-OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None, int | None, str | None]
-"""Kind, name, operator, module, annotation, line, rank and awaited kind of an owner."""
+OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None, int | None, str | None, str | None]
+"""Kind, name, operator, module, annotation, line, rank, awaited kind and peer of an owner."""
 
 
-NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank"})
+NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role"})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 
 
 def key_of_small_owners(key: OwnerKey) -> OwnerKey:
-    """Return the key under which small owners of the same kind and rank are summed."""
-    return key[0], None, None, None, None, None, key[6], None
+    """Return the key under which small owners of the same kind, rank and peer are summed."""
+    return key[0], None, None, None, None, None, key[6], None, key[8]
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +40,10 @@ class OwnerIdentity:
     """Rank that arrived last at a collective, if `kind` is ``wait for rank``. The other fields then describe an owner
     on that rank's critical path."""
     awaited: str | None = None
-    """Kind of the owner on that rank's critical path; ``None`` if unknown."""
+    """Kind of the owner on that rank's critical path, or the activity of `peer`; ``None`` if unknown."""
+    peer: str | None = None
+    """Role and replica that worked meanwhile, such as ``rollout/1``, if `kind` is ``wait for role``. `awaited` is then
+    a batch kind, ``no requests`` or a stage, `name` is the batch size, and the other fields describe this process."""
 
     @property
     def key(self) -> OwnerKey:
@@ -54,19 +57,21 @@ class OwnerIdentity:
             self.line,
             self.rank,
             self.awaited,
+            self.peer,
         )
 
     @property
     def title(self) -> str:
-        """The kind, followed by the awaited rank and kind for a wait, as in ``wait for rank 3: operator``."""
-        if self.rank is None:
+        """The kind, followed by the awaited rank or role and its activity, as in ``wait for rank 3: operator``."""
+        if self.rank is None and self.peer is None:
             return self.kind
-        return f"{self.kind} {self.rank}{f': {self.awaited}' if self.awaited else ''}"
+        whom = f"{self.kind} {self.rank}" if self.peer is None else f"wait for {self.peer}"
+        return f"{whom}: {self.awaited}" if self.awaited else whom
 
     @classmethod
     def from_key(cls, key: OwnerKey) -> OwnerIdentity:
         """Create an identity from its key."""
-        fields = ("kind", "name", "operator", "module", "annotation", "line", "rank", "awaited")
+        fields = ("kind", "name", "operator", "module", "annotation", "line", "rank", "awaited", "peer")
         return OwnerIdentity(**dict(zip(fields, key, strict=True)))  # type: ignore[arg-type]  # fields of the key
 
     @property

@@ -39,6 +39,8 @@ class OwnerKind(IntEnum):
     """No event in the trace explains the time."""
     WAIT_FOR_RANK = 22
     """Time in a collective before the last rank of its group arrives."""
+    WAIT_FOR_ROLE = 23
+    """Time in which only another role works, such as rollout servers while the trainer waits."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:
@@ -69,6 +71,6 @@ _SIDES = {
         ),
         "device",
     ),
-    **dict.fromkeys((OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_RANK), "communication"),
+    **dict.fromkeys((OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_RANK, OwnerKind.WAIT_FOR_ROLE), "communication"),
     **dict.fromkeys((OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED), "unknown"),
 }

@@ -177,11 +177,11 @@ def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]
     kind, *of_texts, module = codes
     name, operator, annotation, line = (texts[code] if code >= 0 else None for code in of_texts)
     module_path = module_names[module] if module >= 0 else None
-    return OwnerKind(kind).label, name, operator, module_path, annotation, line, None, None
+    return OwnerKind(kind).label, name, operator, module_path, annotation, line, None, None, None
 
 
 def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
-    """Return owners sorted by time. All but the `MAX_OWNERS` largest are summed by kind and rank.
+    """Return owners sorted by time. All but the `MAX_OWNERS` largest are summed by kind, rank and peer.
 
     Args:
         times: Time in nanoseconds and number of intervals of each owner.
@@ -195,19 +195,12 @@ def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tup
         times[sum_key] = before[0] + of_group, before[1] + count
     return tuple(
         OwnerTime(
-            kind=kind,
-            name=name,
-            operator=operator,
-            module=module_path,
-            annotation=annotation,
-            line=line,
-            rank=rank,
-            awaited=awaited,
+            **attrs.asdict(OwnerIdentity.from_key(key)),
             count=count,
             time_us=of_group / _NS_PER_US,
             share=of_group / total_ns,
         )
-        for (kind, name, operator, module_path, annotation, line, rank, awaited), (of_group, count) in _sorted(times)
+        for key, (of_group, count) in _sorted(times)
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from profdeck_traces.account.model import Account, OwnerKey, key_of_small_owners
+import attrs
+
+from profdeck_traces.account.model import Account, OwnerIdentity, OwnerKey, key_of_small_owners
 from profdeck_traces.account.table import MAX_OWNERS
 from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries
 from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
@@ -35,14 +37,7 @@ def account_diff(pairs: Sequence[RankPair], *, max_owners: int | None = None) ->
         before, after = (_summed(times, lambda key: key not in listed) for times in (before, after))
     owners = [
         OwnerChange(
-            kind=key[0],
-            name=key[1],
-            operator=key[2],
-            module=key[3],
-            annotation=key[4],
-            line=key[5],
-            rank=key[6],
-            awaited=key[7],
+            **attrs.asdict(OwnerIdentity.from_key(key)),
             before_ns=before.get(key, 0),
             after_ns=after.get(key, 0),
             delta_ns=after.get(key, 0) - before.get(key, 0),

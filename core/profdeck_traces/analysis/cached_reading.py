@@ -10,6 +10,7 @@ import numpy as np
 from isal import isal_zlib
 
 from profdeck_traces.account.arrivals import MAX_SEGMENTS, Arrivals
+from profdeck_traces.account.idle_periods import ARRAYS as IDLE_ARRAYS, IdlePeriods
 from profdeck_traces.account.model import OwnerKey
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.collectives import Collectives
@@ -23,8 +24,8 @@ from profdeck_traces.inputs.sources import TraceSource
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
-_VERSION = 3
-"""Version of the encoding. Increment it with every change to the calls or arrivals."""
+_VERSION = 4
+"""Version of the encoding. Increment it with every change to the calls, arrivals or idle periods."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
 """Maximum size of a decompressed reading."""
@@ -52,10 +53,18 @@ class _Arrivals(msgspec.Struct):
     arrays: list[bytes]
 
 
+class _Idle(msgspec.Struct):
+    """Encoded idle periods. Arrays are stored as the bytes of 64-bit integers."""
+
+    keys: list[OwnerKey]
+    arrays: list[bytes]
+
+
 class _Kept(msgspec.Struct):
     summary: RankSummary
     calls: _Calls
     arrivals: _Arrivals
+    idle: _Idle
     origin_ns: int
     base_ns: int
 
@@ -80,7 +89,7 @@ def about(source: TraceSource) -> list[Any]:
 
 def to_bytes(reading: RankReading) -> bytes | None:
     """Encode a reading without source facts. Return ``None`` if it has text or numbers that cannot be encoded."""
-    calls, arrivals = reading.collectives, reading.arrivals
+    calls, arrivals, idle = reading.collectives, reading.arrivals, reading.idle
     kept = _Kept(
         attrs.evolve(reading.summary, path=""),  # so that copies of a trace have equal results
         _Calls(
@@ -99,6 +108,7 @@ def to_bytes(reading: RankReading) -> bytes | None:
             arrivals.packed,
             [getattr(arrivals, name).astype(_INTEGER).tobytes() for name in _ARRIVAL_ARRAYS],
         ),
+        _Idle(list(idle.keys), [getattr(idle, name).astype(_INTEGER).tobytes() for name in IDLE_ARRAYS]),
         reading.origin_ns,
         reading.base_ns,
     )
@@ -151,6 +161,7 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
             step=step,
         ),
         _arrivals(kept.arrivals, len(name)),
+        _idle(kept.idle),
         kept.origin_ns,
         kept.base_ns,
     ).with_facts(source)
@@ -184,3 +195,24 @@ def _arrivals(kept: _Arrivals, calls: int) -> Arrivals:
     )
     _ = arrivals.segments  # raises ValueError if the compressed data is invalid
     return arrivals
+
+
+def _idle(kept: _Idle) -> IdlePeriods:
+    """Decode the idle periods.
+
+    Raises:
+        ValueError: The arrays are inconsistent.
+    """
+    begin, end, owner, segment_begin, segment_end = (np.frombuffer(data, dtype=_INTEGER) for data in kept.arrays)
+    if len(begin) != len(end) or not len(owner) == len(segment_begin) == len(segment_end):
+        raise ValueError("arrays of different lengths")
+    if len(owner) and not 0 <= owner.min() <= owner.max() < len(kept.keys):
+        raise ValueError("a segment without an owner")
+    return IdlePeriods(
+        keys=kept.keys,
+        begin=begin,
+        end=end,
+        segment_owner=owner,
+        segment_begin=segment_begin,
+        segment_end=segment_end,
+    )

@@ -67,10 +67,10 @@ def decode_requests(step: StepSummary) -> int:
     return 0 if step.stage == PREFILL else step.requests or 0
 
 
-def iterations_of(rank: RankSummary) -> list[EngineIteration]:
-    """Return the engine iterations of a trace. Cold iterations are excluded unless there are no others."""
+def all_iterations(rank: RankSummary) -> list[EngineIteration]:
+    """Return the engine iterations of a trace, including cold iterations."""
     steps = [step for step in rank.steps if step.kind == ITERATION]
-    found = [
+    return [
         EngineIteration(
             step,
             index,
@@ -79,6 +79,11 @@ def iterations_of(rank: RankSummary) -> list[EngineIteration]:
         )
         for index, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True))
     ]
+
+
+def iterations_of(rank: RankSummary) -> list[EngineIteration]:
+    """Return the engine iterations of a trace. Cold iterations are excluded unless there are no others."""
+    found = all_iterations(rank)
     return [iteration for iteration in found if not iteration.step.cold] or found
 
 

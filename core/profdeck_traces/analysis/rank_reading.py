@@ -7,8 +7,10 @@ from typing import Any
 import attrs
 
 from profdeck_traces.account.arrivals import Arrivals
+from profdeck_traces.account.idle_periods import IdlePeriods
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.inputs.facts import TraceFacts
 from profdeck_traces.inputs.sources import TraceSource
 
 
@@ -20,10 +22,13 @@ class RankReading:
     collectives: Collectives
     arrivals: Arrivals
     """Paths to the collectives, with one value per call of `collectives`."""
+    idle: IdlePeriods
     origin_ns: int
     """Start time of the first event, in nanoseconds on the trace's clock."""
     base_ns: int
     """``baseTimeNanoseconds`` of the trace; 0 if it has none."""
+    facts: TraceFacts | None = None
+    """Facts about the trace, if it has a manifest."""
 
     def with_facts(self, source: TraceSource) -> RankReading:
         """Return a copy of the reading with the path and facts of a source.
@@ -50,6 +55,7 @@ class RankReading:
         }
         return attrs.evolve(
             self,
+            facts=facts,
             summary=attrs.evolve(
                 self.summary,
                 **identity,

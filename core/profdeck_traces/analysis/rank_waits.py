@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import Arrivals
 from profdeck_traces.account.causes import COMMUNICATION, SYNCHRONISATION
-from profdeck_traces.account.model import Account, CauseTime, OwnerKey, key_of_small_owners
+from profdeck_traces.account.model import Account, CauseTime, OwnerKey
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.account.table import COLLECTIVES_INCLUDE_WAITS, largest_owners
+from profdeck_traces.account.reassignment import reassigned
+from profdeck_traces.account.table import COLLECTIVES_INCLUDE_WAITS
 from profdeck_traces.analysis.clock_shift import MIN_NOISE_NS
 from profdeck_traces.analysis.clocks import MatchedTeam, OffsetSource
 from profdeck_traces.analysis.collectives import MatchedGroup, waits_for_all
@@ -28,7 +29,6 @@ _MAX_HOPS = 64
 _MAX_SEGMENTS = 1 << 20
 """Approximate number of waits or segments that are processed at a time, to limit memory use."""
 _MIN_NOTED = 0.01  # fraction of the time in collectives
-_EXPOSED = 0.99
 
 
 class _Meetings(NamedTuple):
@@ -300,38 +300,25 @@ class _TeamWaits:
 
     def account(self, index: int, account: Account) -> Account:
         """Return a rank's account with its waits assigned to other ranks."""
-        times = {owner.key: (round(owner.time_us * _NS_PER_US), owner.count) for owner in account.owners}
-        collective_ns = sum(time for key, (time, _) in times.items() if key[0] == OwnerKind.COLLECTIVE.label)
+        collective_ns = sum(
+            round(owner.time_us * _NS_PER_US) for owner in account.owners if owner.kind == OwnerKind.COLLECTIVE.label
+        )
         if not collective_ns:
             return account
-        gains = {owner.key: (owner.gain_us, owner.next_limit) for owner in account.owners}
-        for moved_key, moved_ns in self._moved_ns[index].items():
-            key = moved_key if moved_key in times else key_of_small_owners(moved_key)
-            before_ns, count = times.pop(key, (0, 0))
-            if before_ns < moved_ns:  # the stored paths do not match the account
-                return account
-            if before_ns > moved_ns:
-                times[key] = before_ns - moved_ns, count
-            # If an owner's gain is all of its time, a part's gain is the part's time. Otherwise, it is unknown.
-            gain_us = gains[key][0]
-            is_exposed = gain_us is not None and gain_us * _NS_PER_US >= _EXPOSED * before_ns
-            gains[key] = ((before_ns - moved_ns) / _NS_PER_US if is_exposed else None, None)
+        added: dict[OwnerKey, tuple[int, int]] = {}
+        gains_ns: dict[OwnerKey, int] = {}
         for (rank, owner), (time_ns, count) in self._times[index].items():
             key = self._wait_key(rank, owner)
-            before_ns, before = times.get(key, (0, 0))
-            times[key] = before_ns + time_ns, before + count
-            gain_ns = self._gains[index].get((rank, owner))
-            if gain_ns is not None:
-                gains[key] = (min(gain_ns, time_ns) / _NS_PER_US, None)
-        owners = largest_owners(times, round(account.time_us * _NS_PER_US))
-        with_gains = [
-            attrs.evolve(owner, gain_us=gain[0], next_limit=gain[1]) if (gain := gains.get(owner.key)) else owner
-            for owner in owners
-        ]
+            before_ns, before = added.get(key, (0, 0))
+            added[key] = before_ns + time_ns, before + count
+            if (gain_ns := self._gains[index].get((rank, owner))) is not None:
+                gains_ns[key] = gain_ns
+        found = reassigned(account, self._moved_ns[index], added, gains_ns)
+        if found is None:  # the stored paths do not match the account
+            return account
         notes = [note for note in account.notes if note != COLLECTIVES_INCLUDE_WAITS]
         return attrs.evolve(
-            account,
-            owners=tuple(with_gains),
+            found,
             causes=tuple(self._causes(index, account)),
             notes=(*notes, *self._notes(index, collective_ns)),
         )
@@ -357,9 +344,9 @@ class _TeamWaits:
         number = self._team.ranks[rank].rank
         kind = OwnerKind.WAIT_FOR_RANK.label
         if owner < 0:
-            return kind, None, None, None, None, None, number, None
-        awaited, name, operator, module, annotation, line, _, _ = self._arrivals[rank].keys[owner]
-        return kind, name, operator, module, annotation, line, number, awaited
+            return kind, None, None, None, None, None, number, None, None
+        awaited, name, operator, module, annotation, line, *_ = self._arrivals[rank].keys[owner]
+        return kind, name, operator, module, annotation, line, number, awaited, None
 
     def _notes(self, index: int, collective_ns: int) -> Iterator[str]:
         """Yield notes about waits that were not assigned to a rank."""

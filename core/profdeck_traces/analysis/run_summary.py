@@ -16,6 +16,7 @@ from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.rank_waits import assign_waits
+from profdeck_traces.analysis.role_waits import assign_role_waits
 from profdeck_traces.analysis.servers import servers_of
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates, typical_steps
@@ -79,7 +80,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     if not buckets:
         readings = list(map(_without_pictures, readings))
     teams = match_teams([reading.collectives for reading in readings])
-    accounts = assign_waits(readings, teams)
+    accounts = assign_role_waits(readings, assign_waits(readings, teams))
     summaries = [
         attrs.evolve(reading.summary, account=account) for reading, account in zip(readings, accounts, strict=True)
     ]

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import ArrivalFinder, Arrivals, no_arrivals
+from profdeck_traces.account.idle_periods import NO_PERIODS, IdleFinder, IdlePeriods
 from profdeck_traces.account.model import Account
 from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.table import account_of, owned_path
+from profdeck_traces.account.walk import Path as WalkedPath
+from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -284,13 +287,13 @@ class _Summary:
         self._communication = events[np.flatnonzero(self._communicates[events.name])]
         self._collectives, self._matched = self._collected()
         self._account: Account | None = None
-        self._arrivals = no_arrivals(len(self._collectives))
+        self._arrivals, self._idle = no_arrivals(len(self._collectives)), NO_PERIODS
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             self._attribute(names, counted, *timed, on_device=len(work) > 0)
             # Free these per-event arrays before allocating the next ones.
             del own_times, work, timed
-            self._account, self._arrivals = self._account_of(names)
+            self._account, self._arrivals, self._idle = self._account_of(names)
             names = None
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
@@ -311,7 +314,7 @@ class _Summary:
     def reading(self) -> RankReading:
         """Return the reading without pictures or source facts."""
         summary = self._summary()
-        return RankReading(summary, self._matched, self._arrivals, self._origin_ns, self._trace.base_ns)
+        return RankReading(summary, self._matched, self._arrivals, self._idle, self._origin_ns, self._trace.base_ns)
 
     def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
         """Return the reading with pictures of `buckets` intervals added."""
@@ -431,8 +434,11 @@ class _Summary:
         computes = self._work[work.name] == COMPUTES
         return utilization_of(self._device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
-    def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals]:
-        """Return the account, or ``None`` if the steps take no time, and the critical paths to the collectives."""
+    def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals, IdlePeriods]:
+        """Return the account, the critical paths to the collectives, and the idle periods on the critical path.
+
+        The account is ``None`` if the steps take no time.
+        """
         steps, events = self._trace_steps, self._trace.events
         names.events.storage.release()
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
@@ -444,12 +450,18 @@ class _Summary:
         numbers = {text: number for number, text in enumerate(collectives.groups)}
         groups = np.array([numbers[text] for text in collectives.groups], dtype=np.int64)[collectives.group]
         finder = ArrivalFinder(names, windows.kinds, rows, groups, self._trace.base_ns)
-        account = account_of(windows, names, step_kind(steps) or "recording", self._counted, finder.add)
+        idle = IdleFinder(names, windows.kinds, self._trace.base_ns)
+
+        def add(window: PathWindow, path: WalkedPath) -> None:
+            finder.add(window, path)
+            idle.add(path)
+
+        account = account_of(windows, names, step_kind(steps) or "recording", self._counted, add)
         self._critical_path = owned_path(windows, names) if self._with_pictures else None
         if account is not None and not (events.row >= 0).all():
             note = "Device work was recorded without launches, so all owners are on the host."
             account = attrs.evolve(account, notes=(*account.notes, note))
-        return account, finder.arrivals()
+        return account, finder.arrivals(), idle.periods()
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps

@@ -218,7 +218,7 @@ _PART_OF = {
     "little-overlap": {"slow-link"},
     "imbalance": {"straggler"},
     # Without requests, an engine runs no operators.
-    "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL},
+    "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL, IDLE_TRAINER},
     # The rules about trainers and servers name the awaited role or tool.
     "waiting": {IDLE_TRAINER, WEIGHT_SYNC, NO_REQUESTS, TOOL_CALL},
     "unsteady-steps": {PREFILL_NEXT_TO_DECODE, host_rules.THROTTLING},

@@ -395,7 +395,8 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
         ranks = {view.rank.path for view, _, _ in owners}
         # The awaited rank never waits for itself, and some other ranks might not wait for it either.
         has_gain = len(gains) == len(owners) and (
-            kind == OwnerKind.WAIT_FOR_RANK.label or len(owners) == len(ranks) == len(accounts)
+            kind in {OwnerKind.WAIT_FOR_RANK.label, OwnerKind.WAIT_FOR_ROLE.label}
+            or len(owners) == len(ranks) == len(accounts)
         )
         limits = {owner.next_limit for _, _, owner in owners}
         rows.append(

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
 
+from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.detail_model import Period
 from profdeck_traces.analysis.engine_iterations import EngineIteration
+from profdeck_traces.analysis.role_waits import not_judged
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.findings.engine_view import ServerView
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
@@ -77,40 +81,72 @@ def captures_of(servers: Sequence[ServerView], views: Sequence[RankView]) -> lis
     return [*groups.values()]
 
 
-def turns(capture: _Capture) -> Iterator[RankFinding]:
-    """Report a trainer that is idle over 20 % of its steps while servers generate, or idle servers while it works."""
-    trainers = [view for view in capture.others if view.kind == GLOBAL_STEP and view.steps and view.rank.work]
-    if not trainers:
-        return
-    generating, recorded = capture.iterations(), capture.recorded()
-    for view in trainers:
-        steps = _union([_unix(view, step.start_us, step.duration_us) for step in view.steps])
-        step_ns = total(steps) / len(view.steps)
-        working = _union([_unix(view, period.start_us, period.duration_us) for period in view.rank.work])
-        idle = intersection(_without(steps, working), generating)
-        waiting = intersection(intersection(intersection(steps, working), recorded), _without(recorded, generating))
-        idle_us, waiting_us = (total(spans) / len(view.steps) / 1000 for spans in (idle, waiting))
-        step_us = step_ns / 1000
-        role = capture.servers[0][1].rank.role or "engine"
-        is_trainer = idle_us >= waiting_us
-        longer_us = max(idle_us, waiting_us)
-        if longer_us <= _LEAST_IDLE * step_us:
-            continue
-        stage = _stage_during(view, idle if is_trainer else waiting)
-        where = f", in {stage}" if stage else ""
-        yield draft(
-            view,
-            IDLE_TRAINER if is_trainer else IDLE_ROLLOUT,
-            f"{view.label} runs nothing for {ms(idle_us)} of each step ({percent(idle_us / step_us)}) while {role} "
-            f"generates{where}"
-            if is_trainer
-            else f"{role} runs no batch for {ms(waiting_us)} of each step ({percent(waiting_us / step_us)}) while "
-            f"{view.label} works{where}",
-            _ASYNCHRONOUS,
-            gain_us=longer_us,
-            step_us=step_us,
-            stage=stage,
-        )
+def turns(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
+    """Report trainers and servers whose waits for each other take over 20 % of their accounts."""
+    for view in capture.others:
+        if view.kind == GLOBAL_STEP and (account := view.rank.account) is not None:
+            found = _wait(account)
+            if found is None:
+                yield from _unknown(IDLE_TRAINER, account)
+                continue
+            time_us, peer, activity, stage = found
+            where = f", in {stage}" if stage else ""
+            share = percent(time_us / account.time_us)
+            yield draft(
+                view,
+                IDLE_TRAINER,
+                f"{view.label} waits {ms(time_us / account.steps)} of {view.each} ({share}) "
+                f"for {peer}, mostly {activity}{where}",
+                _ASYNCHRONOUS,
+                gain_us=time_us / account.steps,
+                step_us=account.time_us / account.steps,
+                stage=stage or None,
+            )
+    for server, view, iterations in capture.servers:
+        if capture.others and (account := view.rank.account) is not None:
+            found = _wait(account)
+            if found is None:
+                yield from _unknown(IDLE_ROLLOUT, account)
+                continue
+            time_us, peer, activity, _ = found
+            yield server.find(
+                IDLE_ROLLOUT,
+                f"{server.label} runs no batch for {ms(time_us)} ({percent(time_us / account.time_us)} of the time) "
+                f"while {peer} works, mostly {activity}",
+                _ASYNCHRONOUS,
+                at=max(iterations, key=lambda iteration: iteration.pause_us),
+                gain_us=time_us,
+                step_us=account.time_us,
+                stage=activity,
+            )
+
+
+def _wait(account: Account) -> tuple[float, str, str, str] | None:
+    """Return the time of waits for other roles, and the most common peer, activity and stage of this process.
+
+    Return ``None`` if the waits take at most 20 % of the account. An empty stage is none.
+    """
+    waits = _role_waits(account)
+    time_us = sum(wait.time_us for wait in waits)
+    if time_us <= _LEAST_IDLE * account.time_us:
+        return None
+    sums = Counter[str](), Counter[str](), Counter[str]()
+    for wait in waits:
+        activity = " ".join(filter(None, [wait.awaited, wait.name]))
+        for counter, text in zip(sums, (wait.peer, activity, wait.annotation), strict=True):
+            counter[text or ""] += round(wait.time_us)
+    peer, activity, stage = (max(counter, key=counter.__getitem__) for counter in sums)
+    return time_us, peer, activity, stage
+
+
+def _role_waits(account: Account | None) -> list[OwnerTime]:
+    return [owner for owner in account.owners if owner.kind == OwnerKind.WAIT_FOR_ROLE.label] if account else []
+
+
+def _unknown(cause: str, account: Account) -> Iterator[NotJudged]:
+    reason = not_judged(account)
+    if reason is not None:
+        yield NotJudged(cause, reason)
 
 
 def weight_sync(capture: _Capture) -> Iterator[RankFinding]:
@@ -140,7 +176,7 @@ def no_requests(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
     """Report at least three pauses without requests that take over a quarter of the recording in total.
 
     Each pause must exceed five typical iterations. If another role is in a stage named after tools, the pauses are
-    reported as tool calls. If another role works, they are skipped, because they are turns or weight updates.
+    reported as tool calls. If most of this time is assigned to another role, they are skipped.
     """
     for server, view, iterations in capture.servers:
         usual_us = statistics.median(iteration.period_us for iteration in iterations)
@@ -152,7 +188,7 @@ def no_requests(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
         spans = _union([_unix(view, one.step.start_us + one.step.duration_us, one.pause_us) for one in pauses])
         stages = [(other, stage) for other in capture.others if (stage := _stage_during(other, spans))]
         tool = next(((other, stage) for other, stage in stages if _TOOL.search(stage)), None)
-        if tool is None and any(_works_during(other, spans) for other in capture.others):
+        if tool is None and sum(wait.time_us for wait in _role_waits(view.rank.account)) > 0.5 * idle_us:
             continue
         during = f", while {tool[0].label} is in {tool[1]}" if tool else ""
         yield server.find(
@@ -178,11 +214,6 @@ def _stage_during(view: RankView, spans: Spans) -> str | None:
     }
     name = max(times, key=lambda name: times[name], default=None)
     return name if name is not None and times[name] >= 0.6 * total(spans) > 0 else None
-
-
-def _works_during(view: RankView, spans: Spans) -> bool:
-    working = _union([_unix(view, period.start_us, period.duration_us) for period in view.rank.work])
-    return total(intersection(working, spans)) >= 0.6 * total(spans)
 
 
 def _periods(view: RankView, name: str | None) -> list[Period]:

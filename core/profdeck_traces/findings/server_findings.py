@@ -33,8 +33,9 @@ def results_of(servers: Sequence[ServerView], views: Sequence[RankView]) -> Iter
         yield from ((group[0].views[0], result) for rule in fleet_rules.RULES for result in rule(group))
     captures = rollout_rules.captures_of(servers, views)
     for capture in captures:
-        view = capture.servers[0][1]
-        yield from ((view, result) for rule in rollout_rules.RULES for result in rule(capture))
+        members = [*(view for _, view, _ in capture.servers), *capture.others]
+        for result in (result for rule in rollout_rules.RULES for result in rule(capture)):
+            yield from ((view, result) for view in (members if isinstance(result, NotJudged) else members[:1]))
     if not groups:
         yield from _not_judged(servers, fleet_rules.RULES.values(), "only one server was recorded")
     if not any(capture.others for capture in captures):

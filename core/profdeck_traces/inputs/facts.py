@@ -63,6 +63,12 @@ class TraceFacts:
     """Last global step that started during the capture, or ``None`` if unknown."""
     host_load: HostLoad | None = None
     """Host load during the capture, or ``None`` if it was not recorded."""
+    recorded_until_ns: int | None = None
+    """Time of the last clock anchor in Unix nanoseconds on `clock_host`; ``None`` without clock anchors."""
+    worker_type: str | None = None
+    """Type of the server: ``regular``, ``prefill`` or ``decode``; ``None`` if unknown."""
+    fleet_size: int | None = None
+    """Number of servers in the server's fleet, whether they recorded or not; ``None`` if unknown."""
 
     @property
     def role_and_replica(self) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -153,6 +154,7 @@ def test_run_of_trainer_and_rollouts_is_complete(tmp_path) -> None:
     for trace in json.loads(summary.stdout)["ranks"]:
         assert trace["whole"]
         assert trace["events"] > 1000
+        assert_waits_for_the_other_role(trace)
         marks = [step["stage"] or step["step"] for step in trace["steps"]]
         if trace["role"] == "rollout":
             # Two responses of 12 tokens in each of two steps. All tokens after the first one are decoded.
@@ -163,6 +165,20 @@ def test_run_of_trainer_and_rollouts_is_complete(tmp_path) -> None:
             assert marks == [first, first + 1]
             (update,) = (item for item in trace["annotations"] if item["name"] == "actor_update")
             assert update["count"] == 2
+
+
+def assert_waits_for_the_other_role(trace: dict[str, Any]) -> None:
+    """Assert that a trace's account contains waits for the other role, and that all times add up to its steps."""
+    account = trace["account"]
+    assert sum(round(owner["time_us"] * 1000) for owner in account["owners"]) == round(account["time_us"] * 1000)
+    waits = [owner for owner in account["owners"] if owner["kind"] == "wait for role"]
+    if trace["role"] == "rollout":
+        assert {wait["peer"] for wait in waits} == {"trainer"}
+        assert {wait["awaited"] for wait in waits} >= {"actor_update"}
+    else:
+        assert {wait["peer"] for wait in waits} <= {"rollout/0", "rollout/1"}
+        assert {wait["awaited"] for wait in waits} >= {"decode"}
+    assert not [note for note in account["notes"] if note.startswith("Waits for")]
 
 
 @pytest.mark.long

@@ -12,10 +12,12 @@ import attrs
 
 from captured_runs import FIRST_NS, write_record
 from profdeck.base.identity import Identity
+from profdeck.records.artifact import ClockAnchor
 from profdeck.records.capture import CaptureRecord, Unit
 
 MAIN, PID = 100, 4000
-_WAIT = ("work.py(9): receive", "<built-in method acquire of _thread.lock object at 0x7f1>")
+WAIT = ("work.py(9): receive", "<built-in method acquire of _thread.lock object at 0x7f1>")
+"""Python frames of a wait."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,14 +73,14 @@ def write_server(run: Path, batches: Sequence[Batch], replica: int | None = None
             _event("cpu_op", batch.operator, now + 0.01 * time_us, batch.operator_share * time_us),
         ]
         if batch.awaits:
-            events += [_event("python_function", frame, now + time_us, batch.pause_ms * 1000) for frame in _WAIT]
+            events += [_event("python_function", frame, now + time_us, batch.pause_ms * 1000) for frame in WAIT]
         now += time_us + batch.pause_ms * 1000
     name = "rollout" if replica is None else f"rollout/replica_{replica:03d}"
     write_events(run / "step_000000" / name, events, Identity(role="rollout", replica=replica), first_ns)
 
 
 def write_events(directory: Path, events: Sequence[dict[str, Any]], identity: Identity, first_ns: int) -> None:
-    """Write a trace and its manifest."""
+    """Write a trace and its manifest. The recording starts at time 0 of the trace and lasts 10 s."""
     directory.mkdir(parents=True, exist_ok=True)
     document = {
         "distributedInfo": {"rank": identity.rank, "world_size": 1},
@@ -97,11 +99,11 @@ def write_events(directory: Path, events: Sequence[dict[str, Any]], identity: Id
         started_ns=first_ns,
         unit=unit,
     )
-    write_record(capture, raw)
+    write_record(capture, raw, tuple(ClockAnchor(first_ns + round(us * 1000), 100, str(us)) for us in (0, 10_000_000)))
 
 
 def write_trainer(
-    run: Path, stages: Sequence[tuple[str, float, bool]], *, first_ns: int = FIRST_NS, stacks: bool = False
+    run: Path, stages: Sequence[tuple[str, float, bool]], *, first_ns: int = FIRST_NS, stacks: Sequence[str] = ()
 ) -> None:
     """Write the trace and the manifest of a trainer with one step.
 
@@ -109,14 +111,14 @@ def write_trainer(
         run: Directory of the run.
         stages: Name and duration in milliseconds of each stage, and whether it runs operators.
         first_ns: Unix time of the trace's origin.
-        stacks: Whether the stages without operators contain the frame of a wait.
+        stacks: Python frames of the stages without operators, outermost first.
     """
     events: list[dict[str, Any]] = []
     now = 1000.0
     for name, ms, works in stages:
         events.append(_event("user_annotation", name, now, ms * 1000))
-        if stacks and not works:
-            events += [_event("python_function", frame, now, ms * 1000) for frame in _WAIT]
+        if not works:
+            events += [_event("python_function", frame, now, ms * 1000) for frame in stacks]
         if works:
             events.append(_event("cpu_op", "aten::mm", now, ms * 1000))
         now += ms * 1000

@@ -1,0 +1,437 @@
+"""Assigns the time in which trainers and servers wait for each other to the role that works meanwhile.
+
+A trainer waits for servers if it runs no operator from before their first iteration until after their last. What the
+servers did is read backward from the end of the last iteration: the server that finishes last, then the server that was
+busy before it, and so on. Servers wait for trainers in the same way. If work of the other role extends beyond the idle
+period, as in asynchronous training, the process may wait for something else, so the time keeps its owner.
+
+Disaggregated servers overlap. A decode server waits for the prefill server whose iteration ended last before the decode
+server continued.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+
+from profdeck_traces.account.causes import BETWEEN, PYTHON_CODE, WAITING
+from profdeck_traces.account.model import Account, CauseTime, OwnerKey
+from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.reassignment import reassigned
+from profdeck_traces.analysis.engine_iterations import all_iterations, decode_requests
+from profdeck_traces.analysis.model import StepSummary
+from profdeck_traces.analysis.rank_reading import RankReading
+from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
+from profdeck_traces.base.text import plural
+from profdeck_traces.inputs.facts import TraceFacts
+from profdeck_traces.reading.intervals import complement, intersection, union
+
+NO_BATCH, WORK = "no batch", "work"
+"""Activities of a server between its iterations, and of a trainer outside its stages."""
+_NOTE = "Waits for {} are not assigned"
+_CLOCK_NOISE_NS = 100_000
+_MIN_NOTED = 0.01  # fraction of the account
+_NS_PER_US = 1000
+_CAUSES = {
+    OwnerKind.BETWEEN.label: BETWEEN,
+    OwnerKind.WAIT_FOR_THREAD.label: WAITING,
+    OwnerKind.PYTHON.label: PYTHON_CODE,
+}
+
+
+class _Activity(NamedTuple):
+    """What a role did in an interval. Times are in Unix nanoseconds."""
+
+    begin: int
+    end: int
+    awaited: str
+    name: str | None
+
+
+class _Piece(NamedTuple):
+    """Part of a wait, and the role that was awaited."""
+
+    peer: _Peer
+    activity: _Activity
+    is_last: bool
+    """True if the peer finished last in this wait."""
+
+
+@attrs.frozen(eq=False)
+class _Peer:
+    """Activities of a server, or of all recorded ranks of another role."""
+
+    readings: Sequence[RankReading]
+    bursts: Sequence[Sequence[_Activity]]
+    """Activities without a pause between them, sorted by time."""
+
+    @property
+    def role(self) -> str:
+        return _facts(self.readings[0]).role
+
+    @property
+    def label(self) -> str:
+        """Role and replica, such as ``rollout/1``."""
+        return _facts(self.readings[0]).role_and_replica
+
+    @property
+    def is_server(self) -> bool:
+        return _is_server(self.readings[0])
+
+    def bursts_in(self, begin: int, end: int) -> Sequence[Sequence[_Activity]]:
+        """Return the bursts that overlap an interval."""
+        first = bisect.bisect_right(self.bursts, begin, key=lambda burst: burst[-1].end)
+        last = bisect.bisect_left(self.bursts, end, key=lambda burst: burst[0].begin)
+        return self.bursts[first:last]
+
+    @property
+    def clocks(self) -> set[str | None]:
+        """Hosts whose clocks the times refer to."""
+        return {_clock(reading) for reading in self.readings}
+
+    @property
+    def error_ns(self) -> int:
+        """Maximum error of the times."""
+        return max(_facts(reading).clock_error_ns or 0 for reading in self.readings)
+
+    @property
+    def recorded_until(self) -> int:
+        """End of the interval in which all ranks were recorded."""
+        return min(_recorded_until(reading) for reading in self.readings)
+
+
+def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Account | None]) -> list[Account | None]:
+    """Return the accounts with waits for other roles assigned to the role that worked meanwhile.
+
+    Args:
+        readings: Readings of all ranks.
+        accounts: Account of each rank.
+    """
+    captures: dict[tuple[str, str], list[int]] = {}
+    for place, reading in enumerate(readings):
+        if reading.facts is not None and reading.summary.origin_unix_ns is not None:
+            captures.setdefault((reading.facts.run, reading.facts.capture), []).append(place)
+    assigned = list(accounts)
+    for places in captures.values():
+        members = [readings[place] for place in places]
+        servers, trainers = _servers(members), _trainers(members)
+        for place, reading in zip(places, members, strict=True):
+            account = assigned[place]
+            if account is None:
+                continue
+            for wait in _waits_of(reading, servers, trainers):
+                account = wait.account(account)
+            assigned[place] = account
+    return assigned
+
+
+def not_judged(account: Account) -> str | None:
+    """Return why waits for other roles were not assigned, or ``None`` if they were."""
+    start, _, _ = _NOTE.partition("{}")
+    found = next((note for note in account.notes if note.startswith(start)), None)
+    return found and found.rpartition(": ")[2].removesuffix(".")
+
+
+def _servers(members: Sequence[RankReading]) -> list[_Peer]:
+    """Return the servers of a capture. The first recorded rank describes each server."""
+    servers = _by_place(reading for reading in members if _is_server(reading))
+    return [_Peer(readings[:1], _iterations(readings[0])) for readings in servers]
+
+
+def _trainers(members: Sequence[RankReading]) -> list[_Peer]:
+    """Return the roles of a capture that are not servers."""
+    roles = _by_place(reading for reading in members if not _is_server(reading) and reading.summary.work)
+    return [_Peer(readings, _stages(readings)) for readings in roles]
+
+
+def _by_place(readings: Iterable[RankReading]) -> list[list[RankReading]]:
+    """Group readings by role and replica. Each group is sorted by rank."""
+    groups: dict[str, list[RankReading]] = {}
+    for reading in sorted(readings, key=lambda reading: reading.summary.rank or 0):
+        groups.setdefault(_facts(reading).role_and_replica, []).append(reading)
+    return [*groups.values()]
+
+
+def _is_server(reading: RankReading) -> bool:
+    return any(step.kind == ITERATION for step in reading.summary.steps)
+
+
+def _facts(reading: RankReading) -> TraceFacts:
+    assert reading.facts is not None  # noqa: S101 - readings without facts belong to no capture
+    return reading.facts
+
+
+def _clock(reading: RankReading) -> str | None:
+    """Return the host whose clock the reading's Unix times refer to."""
+    facts = _facts(reading)
+    return facts.host if facts.clock_offset_ns is None else facts.clock_host
+
+
+def _recorded_until(reading: RankReading) -> int:
+    return max(_unix_ns(reading, reading.summary.span_us), _facts(reading).recorded_until_ns or 0)
+
+
+def _unix_ns(reading: RankReading, time_us: float) -> int:
+    return (reading.summary.origin_unix_ns or 0) + round(time_us * _NS_PER_US)
+
+
+def _iterations(reading: RankReading) -> list[list[_Activity]]:
+    """Return a server's bursts of iterations. Between two bursts, it has no requests that are decoding."""
+    bursts: list[list[_Activity]] = []
+    continues = False
+    for iteration in all_iterations(reading.summary):
+        begin = _unix_ns(reading, iteration.step.start_us)
+        end = _unix_ns(reading, iteration.step.start_us + iteration.period_us)
+        activity = _Activity(begin, end, iteration.step.stage or WORK, _batch_name(iteration.step))
+        if not continues:
+            bursts.append([activity])
+        elif activity.awaited == DECODE and activity[2:] == bursts[-1][-1][2:]:
+            bursts[-1][-1] = bursts[-1][-1]._replace(end=end)
+        else:
+            bursts[-1][-1] = bursts[-1][-1]._replace(end=begin)
+            bursts[-1].append(activity)
+        continues = iteration.has_more_work
+    return bursts
+
+
+def _batch_name(step: StepSummary) -> str | None:
+    """Return the number of decoding requests as a range, so that similar batches have the same name."""
+    count = decode_requests(step)
+    if step.stage != DECODE or not count:
+        return None
+    low = 1 << (count.bit_length() - 1)
+    return f"batch of {low}" if low == 1 else f"batch of {low} to {2 * low - 1}"
+
+
+def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
+    """Return the periods in which any rank of a role works, divided at the borders of the first rank's stages."""
+    spans = [
+        (_unix_ns(reading, period.start_us), _unix_ns(reading, period.start_us + period.duration_us))
+        for reading in readings
+        for period in reading.summary.work
+    ]
+    stages = [
+        (_unix_ns(readings[0], stage.start_us), _unix_ns(readings[0], stage.start_us + stage.duration_us), stage.name)
+        for stage in readings[0].summary.stage_periods
+    ]
+    bursts = []
+    for begin, end in zip(*(times.tolist() for times in union(*np.array(spans, np.int64).T)), strict=True):
+        cuts = {time for stage in stages for time in stage[:2] if begin < time < end}
+        times = [begin, *sorted(cuts), end]
+        bursts.append(
+            [
+                _Activity(
+                    first, last, next((name for b, e, name in stages if b <= first and last <= e), None) or WORK, None
+                )
+                for first, last in itertools.pairwise(times)
+            ]
+        )
+    return bursts
+
+
+def _waits_of(reading: RankReading, servers: Sequence[_Peer], trainers: Sequence[_Peer]) -> Iterator[_Waits]:
+    """Yield the waits of a rank for each group of peers."""
+    if not _is_server(reading):
+        if servers and reading.summary.work:
+            yield _TurnWaits(reading, servers)
+        return
+    if trainers:
+        yield _TurnWaits(reading, trainers)
+    if _facts(reading).worker_type == DECODE:
+        fleet = [server for server in servers if server.role == _facts(reading).role]
+        if any(_worker_type(server) == PREFILL for server in fleet):
+            yield _PrefillWaits(reading, fleet, trainers)
+
+
+def _worker_type(server: _Peer) -> str | None:
+    return _facts(server.readings[0]).worker_type
+
+
+class _Waits:
+    """Waits of one rank for its peers."""
+
+    def __init__(self, reading: RankReading, peers: Sequence[_Peer]) -> None:
+        self._reading, self._peers = reading, peers
+        self._noise_ns = _CLOCK_NOISE_NS + (_facts(reading).clock_error_ns or 0)
+        self._noise_ns += max(peer.error_ns for peer in peers)
+        self._moved_ns: dict[OwnerKey, int] = {}
+        self._added: dict[OwnerKey, tuple[int, int]] = {}
+        self._gains_ns: dict[OwnerKey, int] = {}
+        self._without_gain: set[OwnerKey] = set()
+        self._recorded_until = min(peer.recorded_until for peer in peers) + self._noise_ns
+        self._unknown_ns = 0
+
+    def account(self, account: Account) -> Account:
+        """Return the rank's account with its waits assigned."""
+        reason = self._reason()
+        if reason is None:
+            for begin, end in self._periods():
+                self._assign(begin, end)
+            gains = {key: gain_ns for key, gain_ns in self._gains_ns.items() if key not in self._without_gain}
+            found = reassigned(account, self._moved_ns, self._added, gains)
+            if found is None:  # the stored periods do not match the account
+                return account
+            account = attrs.evolve(found, causes=tuple(self._causes(account.causes)))
+            share = self._unknown_ns / (account.time_us * _NS_PER_US)
+            if share < _MIN_NOTED:
+                return account
+            reason = f"in {share:.0%} of the time, their work extends beyond the wait, or the recording is too short"
+        roles = " and ".join(sorted({peer.role for peer in self._peers}))
+        return attrs.evolve(account, notes=(*account.notes, f"{_NOTE.format(roles)}: {reason}."))
+
+    def _reason(self) -> str | None:
+        """Return why no wait can be assigned."""
+        if {clock for peer in self._peers for clock in peer.clocks} != {_clock(self._reading)}:
+            return "the clocks of the hosts are not aligned"
+        for role in dict.fromkeys(peer.role for peer in self._peers if peer.is_server):
+            servers = [peer for peer in self._peers if peer.role == role]
+            size = max(_facts(server.readings[0]).fleet_size or 0 for server in servers)
+            if len(servers) < size:
+                return f"only {len(servers)} of {plural(size, 'server')} recorded"
+        return None
+
+    def _periods(self) -> Iterator[tuple[int, int]]:
+        """Yield the rank's idle periods, excluding a server's iterations. Times are in Unix nanoseconds."""
+        idle = self._reading.idle
+        periods = union(idle.begin + self._offset_ns, idle.end + self._offset_ns)
+        own = _iterations(self._reading) if _is_server(self._reading) else []
+        if own and len(periods[0]):
+            bursts = union(np.array([burst[0].begin for burst in own]), np.array([burst[-1].end for burst in own]))
+            limits = periods[0][:1], periods[1][-1:]
+            periods = intersection(
+                periods, complement(intersection(bursts, limits), int(limits[0][0]), int(limits[1][0]))
+            )
+        yield from zip(periods[0].tolist(), periods[1].tolist(), strict=True)
+
+    @property
+    def _offset_ns(self) -> int:
+        """Offset from times on the trace's clock, with its base time, to Unix time."""
+        return (self._reading.summary.origin_unix_ns or 0) - self._reading.origin_ns - self._reading.base_ns
+
+    def _assign(self, begin: int, end: int) -> None:
+        """Assign one idle period to the peers that worked in it."""
+        raise NotImplementedError
+
+    def _add(self, pieces: Sequence[_Piece], margin_ns: int | None) -> None:
+        """Add the pieces of one wait.
+
+        Args:
+            pieces: The pieces. They do not overlap.
+            margin_ns: Time that the wait would save without the peer that finished last; ``None`` for all of its time.
+        """
+        gains: dict[OwnerKey, int] = {}
+        for piece in pieces:
+            for owner, time_ns in self._segments(piece.activity):
+                if piece.activity.awaited == NO_BATCH and owner[0] == OwnerKind.PYTHON.label:
+                    continue  # this process works, so it does not wait
+                _, _, _, _, annotation, line, *_ = owner
+                kind, awaited, name = OwnerKind.WAIT_FOR_ROLE.label, piece.activity.awaited, piece.activity.name
+                key: OwnerKey = kind, name, None, None, annotation, line, None, awaited, piece.peer.label
+                self._moved_ns[owner] = self._moved_ns.get(owner, 0) + time_ns
+                before_ns, count = self._added.get(key, (0, 0))
+                self._added[key] = before_ns + time_ns, count + 1
+                gains[key] = gains.get(key, 0) + time_ns
+                if not piece.is_last:
+                    self._without_gain.add(key)
+        for key, gain_ns in gains.items():
+            saved_ns = gain_ns if margin_ns is None else min(gain_ns, margin_ns)
+            self._gains_ns[key] = self._gains_ns.get(key, 0) + saved_ns
+
+    def _segments(self, activity: _Activity) -> Iterator[tuple[OwnerKey, int]]:
+        """Yield the owners on the rank's path during an activity, with their times."""
+        idle, begin, end = self._reading.idle, activity.begin - self._offset_ns, activity.end - self._offset_ns
+        first, last = idle.segment_end.searchsorted(begin, side="right"), idle.segment_begin.searchsorted(end)
+        for segment in range(int(first), int(last)):
+            time_ns = min(int(idle.segment_end[segment]), end) - max(int(idle.segment_begin[segment]), begin)
+            yield idle.keys[int(idle.segment_owner[segment])], time_ns
+
+    def _causes(self, causes: Sequence[CauseTime]) -> Iterator[CauseTime]:
+        """Yield the causes without the time that was moved. The time of each step is then unknown."""
+        left_us: dict[tuple[str, str | None, str | None], float] = {}
+        for owner, time_ns in self._moved_ns.items():
+            key = _CAUSES[owner[0]], owner[4], owner[5]
+            left_us[key] = left_us.get(key, 0.0) + time_ns / _NS_PER_US
+        for cause in causes:
+            moved_us = left_us.get((cause.cause, cause.annotation, cause.line), 0.0)
+            if not moved_us:
+                yield cause
+            elif moved_us < cause.time_us:
+                gain_us = None if cause.gain_us is None else max(0.0, cause.gain_us - moved_us)
+                yield attrs.evolve(cause, time_us=cause.time_us - moved_us, gain_us=gain_us, steps_us=())
+
+
+class _TurnWaits(_Waits):
+    """Waits of a rank for peers that work only while it is idle."""
+
+    def _assign(self, begin: int, end: int) -> None:
+        bursts = [
+            (burst[0].begin, burst[-1].end, peer, burst) for peer in self._peers for burst in peer.bursts_in(begin, end)
+        ]
+        if not bursts:
+            return
+        first, last = min(burst[0] for burst in bursts), max(burst[1] for burst in bursts)
+        is_inside = begin - self._noise_ns <= first and last <= end + self._noise_ns
+        if not is_inside or end > self._recorded_until:
+            works = union(*np.array([burst[:2] for burst in bursts], np.int64).T)
+            self._unknown_ns += int(np.diff(intersection(works, (np.array([begin]), np.array([end]))), axis=0).sum())
+            return
+        *_, last_peer, _ = max(bursts, key=lambda burst: burst[1])
+        ends = [burst_end for _, burst_end, peer, _ in bursts if peer is not last_peer]
+        self._add(list(_backward(bursts, begin, end)), last - max(ends) if ends else None)
+
+
+def _backward(bursts: Sequence[tuple[int, int, _Peer, Sequence[_Activity]]], begin: int, end: int) -> Iterator[_Piece]:
+    """Divide a wait among the peers, backward from its end, starting with the peer that finishes last."""
+    time, follower, last_peer = end, None, max(bursts, key=lambda burst: burst[1])[2]
+    while before := [burst for burst in bursts if burst[0] < time]:
+        first, last, peer, activities = max(before, key=lambda burst: (min(burst[1], time), burst[1]))
+        if follower is not None and follower.is_server and last < time:
+            yield _Piece(follower, _Activity(max(last, begin), time, NO_BATCH, None), follower is last_peer)
+        for activity in activities:
+            clipped = activity._replace(begin=max(activity.begin, begin), end=min(activity.end, time))
+            if clipped.begin < clipped.end:
+                yield _Piece(peer, clipped, peer is last_peer)
+        time, follower = max(first, begin), peer
+        if time <= begin:
+            return
+
+
+class _PrefillWaits(_Waits):
+    """Waits of a decode server for the prefill servers of its fleet, after the trainers have finished."""
+
+    def __init__(self, reading: RankReading, peers: Sequence[_Peer], trainers: Sequence[_Peer]) -> None:
+        super().__init__(reading, peers)
+        self._trainers = trainers
+
+    def _reason(self) -> str | None:
+        if sum(_worker_type(peer) == DECODE for peer in self._peers) > 1:
+            return "the traces do not show which decode server continued a prefill"
+        return super()._reason()
+
+    def _assign(self, begin: int, end: int) -> None:
+        begin = max([begin, *(burst[-1].end for peer in self._trainers for burst in peer.bursts_in(begin, end))])
+        prefills = [
+            (activity.end, peer, activity)
+            for peer in self._peers
+            if _worker_type(peer) == PREFILL
+            for burst in peer.bursts_in(begin, end)
+            for activity in burst
+            if begin < activity.end <= end + self._noise_ns and activity.begin < end
+        ]
+        if not prefills:
+            return
+        if end > self._recorded_until:
+            self._unknown_ns += end - begin
+            return
+        _, last_peer, _ = max(prefills, key=lambda prefill: prefill[0])
+        pieces = [
+            _Piece(peer, activity._replace(begin=max(activity.begin, begin), end=min(activity.end, end)), is_last=True)
+            for _, peer, activity in prefills
+            if peer is last_peer
+        ]
+        self._add(pieces, None)

@@ -1,0 +1,169 @@
+"""A simulated trainer and its servers, with a millisecond-by-millisecond computation of the owners of their time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from engine_job import MAIN, PID, write_events
+
+from profdeck.base.identity import Identity
+
+UNIX_NS = 1_700_000_000 * 10**9
+Label = tuple[str, str]
+"""Awaited role and its activity."""
+_MIN_IDLE, _MAX_TICKS = 8, 600
+
+
+class Burst(NamedTuple):
+    """Work without a pause. Times are in milliseconds."""
+
+    ticks: list[str]
+    """Activity in each millisecond."""
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.ticks)
+
+
+class Roles(NamedTuple):
+    """Bursts of the trainer and of each server, sorted by time."""
+
+    trainer: list[Burst]
+    servers: list[list[Burst]]
+
+
+def simulate(seed: int, *, servers: int) -> Roles:
+    """Simulate a job in which servers mostly work while the trainer is idle, but sometimes also while it works."""
+    choice = random.Random(seed)  # noqa: S311 - reproducible jobs
+    roles = Roles([], [[] for _ in range(servers)])
+    now, ends = 0, set[int]()
+    while now < _MAX_TICKS:
+        work = choice.randint(3, 30)
+        roles.trainer.append(Burst(["work"] * work, now))
+        now += work
+        idle = choice.randint(_MIN_IDLE, 120)
+        for bursts in roles.servers:
+            begin = now + choice.randint(-4 if choice.random() < 0.15 else 0, idle // 2)
+            while begin < now + idle and choice.random() < 0.8:
+                limit = now + idle + (10 if choice.random() < 0.15 else 0)
+                begin = max(begin, bursts[-1].end + _MIN_IDLE if bursts else 0)
+                ticks = _iterations(choice)[: max(0, limit - begin)]
+                # Servers that finish at the same time have no last one.
+                while ticks and begin + len(ticks) in ends:
+                    ticks.pop()
+                if not ticks:
+                    break
+                ends.add(begin + len(ticks))
+                bursts.append(Burst(ticks, begin))
+                begin += len(ticks) + choice.randint(_MIN_IDLE, 20)
+        now += idle
+    roles.trainer.append(Burst(["work"] * 20, now))
+    return roles
+
+
+def _iterations(choice: random.Random) -> list[str]:
+    """Return a prefill and the iterations that decode its requests."""
+    ticks = ["prefill"] * choice.randint(1, 4)
+    requests = choice.randint(1, 40)
+    while requests > 0 and len(ticks) < 40:
+        ticks += [f"decode {requests}"] * choice.randint(1, 5)
+        requests -= choice.randint(1, 20)
+    return ticks
+
+
+def write(roles: Roles, run: Path) -> Path:
+    """Write a trace with its own time origin for each role."""
+    for replica, bursts in enumerate(roles.servers):
+        identity = Identity(role="rollout", replica=replica)
+        events = []
+        for burst in bursts:
+            first = 0
+            for index, label in enumerate([*burst.ticks[1:], None], 1):
+                if label != burst.ticks[first]:
+                    requests = burst.ticks[first].removeprefix("decode ")
+                    name = "execute_context_1(9)_generation_0(0)"
+                    if requests.isdigit():
+                        name = f"execute_context_0(0)_generation_{requests}({requests})"
+                    begin, end = burst.begin + first, burst.begin + index
+                    events += [("user_annotation", name, begin, end), ("cpu_op", "aten::mm", begin, end)]
+                    first = index
+        _write(run / f"step_000000/rollout/replica_{replica:03d}", events, identity, 7 * (replica + 1))
+    # Some steps start while the trainer is idle.
+    borders = [burst.begin + (-3 if number % 3 == 2 else 0) for number, burst in enumerate(roles.trainer)]
+    steps = zip(borders, [*borders[1:], roles.trainer[-1].end], strict=True)
+    events = [("user_annotation", f"ProfilerStep#{number}", *step) for number, step in enumerate(steps)]
+    events += [("cpu_op", "aten::mm", burst.begin, burst.end) for burst in roles.trainer]
+    _write(run / "step_000000/trainer", events, Identity(role="trainer"), 3)
+    return run
+
+
+def _write(directory: Path, rows: list[tuple[str, str, int, int]], identity: Identity, shift: int) -> None:
+    """Write a trace whose clock is ahead by a number of milliseconds."""
+    events = [
+        {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": PID,
+            "tid": MAIN,
+            "ts": (begin + shift) * 1000.0,
+            "dur": (end - begin) * 1000.0,
+            "args": {},
+        }
+        for category, name, begin, end in rows
+    ]
+    write_events(directory, events, identity, UNIX_NS - shift * 1_000_000)
+
+
+def waits_of_trainer(roles: Roles) -> Counter[Label]:
+    """Return the trainer's waits in milliseconds."""
+    labelled = {f"rollout/{replica}": bursts for replica, bursts in enumerate(roles.servers)}
+    return _waits(roles.trainer, labelled, gap="no batch")
+
+
+def waits_of_server(roles: Roles, replica: int) -> Counter[Label]:
+    """Return a server's waits in milliseconds."""
+    return _waits(roles.servers[replica], {"trainer": roles.trainer}, gap=None)
+
+
+def _waits(own: list[Burst], peers: dict[str, list[Burst]], gap: str | None) -> Counter[Label]:
+    waits: Counter[Label] = Counter()
+    for before, after in itertools.pairwise(own):
+        idle = range(before.end, after.begin)
+        busy = {tick: _busy(peers, tick) for tick in range(before.end - 1, after.begin + 1)}
+        if any(_is_same_burst(busy, border, border + 1) for border in (idle.start - 1, idle.stop - 1)):
+            continue  # a peer worked across the border
+        follower: str | None = None
+        current: tuple[str, Burst] | None = None
+        for tick in reversed(idle):
+            working = busy[tick]
+            if current not in working:
+                current = max(working, key=lambda item: item[1].end, default=None)
+            if current is not None:
+                follower = current[0]
+                waits[follower, _name(current[1].ticks[tick - current[1].begin])] += 1
+            elif follower and gap and any(busy[earlier] for earlier in range(idle.start, tick)):
+                waits[follower, gap] += 1
+    return waits
+
+
+def _busy(peers: dict[str, list[Burst]], tick: int) -> list[tuple[str, Burst]]:
+    return [(name, burst) for name, bursts in peers.items() for burst in bursts if burst.begin <= tick < burst.end]
+
+
+def _is_same_burst(busy: dict[int, list[tuple[str, Burst]]], first: int, second: int) -> bool:
+    return any(item in busy[second] for item in busy[first])
+
+
+def _name(activity: str) -> str:
+    """Return the activity with the number of requests as a range between powers of two."""
+    stage, _, requests = activity.partition(" ")
+    if not requests:
+        return stage
+    low = next(low for low in (32, 16, 8, 4, 2, 1) if low <= int(requests))
+    return f"decode batch of {low}" + (f" to {2 * low - 1}" if low > 1 else "")

@@ -1,0 +1,249 @@
+"""Tests for waits between trainers and servers, which are assigned to what the other role did meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_job import Batch, decode, write_server, write_trainer
+from hypothesis import given, settings, strategies as st
+from simulated_roles import Label, simulate, waits_of_server, waits_of_trainer, write
+
+from profdeck_traces import write_result
+from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.analysis.run_summary import summarise_run
+from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.inputs.sources import find_sources
+from profdeck_traces.loading import summarise
+
+
+def summary_of(run: Path, cache: ResultCache | None = None) -> RunSummary:
+    summary, errors = summarise_run(find_sources([run]), cache=cache)
+    assert not errors
+    return summary
+
+
+def account(run: RunSummary, role: str, replica: int | None = None) -> Account:
+    (found,) = (rank.account for rank in run.ranks if (rank.role, rank.replica) == (role, replica))
+    assert found is not None
+    return found
+
+
+def waits_us(found: Account) -> Counter[Label]:
+    waits: Counter[Label] = Counter()
+    for owner in found.owners:
+        if owner.kind == "wait for role":
+            assert owner.peer is not None
+            waits[owner.peer, " ".join(filter(None, [owner.awaited, owner.name]))] += round(owner.time_us)
+    return waits
+
+
+@given(seed=st.integers(0, 10**6), servers=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_waits_are_assigned_like_in_a_brute_force_simulation(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, servers: int
+) -> None:
+    roles = simulate(seed, servers=servers)
+    run = summary_of(write(roles, tmp_path_factory.mktemp("job")))
+
+    found = account(run, "trainer")
+    duration_ms = roles.trainer[-1].end - roles.trainer[0].begin
+    assert sum(round(owner.time_us * 1000) for owner in found.owners) == duration_ms * 10**6
+    assert waits_us(found) == Counter({label: 1000 * ms for label, ms in waits_of_trainer(roles).items()})
+    for replica, bursts in enumerate(roles.servers):
+        if bursts:
+            found = account(run, "rollout", replica)
+            duration_ms = bursts[-1].end - bursts[0].begin
+            assert sum(round(owner.time_us * 1000) for owner in found.owners) == duration_ms * 10**6
+            assert waits_us(found) == Counter(
+                {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
+            )
+
+
+# The trainer is idle for the first 600 ms of its step.
+TURN = ("generate_sequences", 600.0, False), ("actor_update", 400.0, True)
+PREFILL = Batch(ms=20, prefills=4, tokens=400)
+
+
+def job(run: Path, *servers: list[Batch], stages: tuple[tuple[str, float, bool], ...] = TURN, **more: Any) -> Path:
+    for replica, batches in enumerate(servers):
+        write_server(run, batches, replica)
+    write_trainer(run, stages, **more)
+    return run
+
+
+def edit_manifests(run: Path, pattern: str, **fields: Any) -> None:
+    for path in run.glob(pattern):
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def waits(found: Account) -> list[OwnerTime]:
+    return [owner for owner in found.owners if owner.kind == "wait for role"]
+
+
+def state_of(run: Path, cause: str) -> tuple[str, str | None]:
+    return next((state.state, state.reason) for state in summarise([run])[0].causes if state.cause == cause)
+
+
+def test_a_wait_for_servers_names_the_last_one_and_what_it_did(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(20, 10, 4)], [PREFILL, *decode(40, 10, 4), *decode(10, 10, 1)])
+    found = account(summary_of(run), "trainer")
+
+    decodes, tail, prefill = waits(found)
+    assert decodes.title == "wait for rollout/1: decode"
+    assert decodes.label == "wait for rollout/1: decode batch of 4 to 7"
+    assert tail.label == "wait for rollout/1: decode batch of 1"
+    assert prefill.label == "wait for rollout/1: prefill"
+    assert {wait.annotation for wait in waits(found)} == {"generate_sequences"}
+    assert decodes.time_us == pytest.approx(403_000, rel=0.01)
+    assert tail.time_us == pytest.approx(100_700, rel=0.01)
+    # Without rollout/1, the trainer still waits for rollout/0, which ends 303 ms earlier.
+    assert decodes.gain_us == pytest.approx(303_600, rel=0.01)
+    assert tail.gain_us == tail.time_us
+    assert prefill.gain_us == prefill.time_us
+    (between,) = (cause for cause in found.causes if cause.cause == "between")
+    assert between.time_us == pytest.approx(600_000 - sum(wait.time_us for wait in waits(found)), abs=1)
+    assert not [note for note in found.notes if note.startswith("Waits for")]
+
+
+def test_stored_results_have_the_same_accounts_as_traces(tmp_path: Path) -> None:
+    run = job(tmp_path / "run", [PREFILL, *decode(40, 10, 4)])
+    direct = summary_of(run)
+    assert waits(account(direct, "trainer"))
+    cache = ResultCache(tmp_path / "cache", max_bytes=1 << 30)
+    assert summary_of(run, cache).ranks == direct.ranks
+    assert summary_of(run, cache).ranks == direct.ranks
+    for path in run.rglob("*.trace.json.gz"):
+        assert write_result(path)
+    assert summary_of(run, ResultCache(tmp_path / "empty", max_bytes=1 << 30)).ranks == direct.ranks
+
+
+def test_servers_that_work_on_while_the_trainer_continues_are_not_awaited(tmp_path: Path) -> None:
+    run = job(tmp_path, decode(70, 10, 4))
+    found = account(summary_of(run), "trainer")
+
+    assert waits(found) == []
+    assert found.notes[-1] == (
+        "Waits for rollout are not assigned: in 60% of the time, their work extends beyond the wait, or the recording "
+        "is too short."
+    )
+    state, reason = state_of(run, "idle-trainer")
+    assert (state, reason and reason.startswith("in 60% of the time")) == ("not_judged", True)
+
+
+def test_a_recording_that_ends_during_the_wait_does_not_show_the_last_server(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    for path in run.glob("*/rollout/*/rank_*.json"):
+        manifest = json.loads(path.read_text())
+        manifest["artifacts"][0]["anchors"].pop()
+        path.write_text(json.dumps(manifest))
+    found = account(summary_of(run), "trainer")
+    assert waits(found) == []
+    assert "the recording is too short" in found.notes[-1]
+
+
+def test_servers_without_a_common_clock_are_not_awaited(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    edit_manifests(run, "*/rollout/*/rank_*.json", host="another-host")
+    found = account(summary_of(run), "trainer")
+    assert waits(found) == []
+    assert found.notes[-1] == "Waits for rollout are not assigned: the clocks of the hosts are not aligned."
+    assert state_of(run, "idle-trainer") == ("not_judged", "the clocks of the hosts are not aligned")
+
+
+def write_fleet_manifest(run: Path, *worker_types: str | None, found: int | None = None) -> None:
+    """Write the manifest of a fleet with one target per worker type."""
+    rank = next(run.glob("*/rollout/*/rank_*.json"))
+    targets = [
+        {"name": f"http://{number}", "replica": number, "worker_type": kind} for number, kind in enumerate(worker_types)
+    ]
+    about = {"target": f"fleet of {len(targets)}", "replica": None, "targets": targets, "found": found, "artifacts": []}
+    path = rank.parents[1] / "target.step0.json"
+    path.write_text(json.dumps(json.loads(rank.read_text()) | about))
+
+
+@pytest.mark.parametrize(("targets", "found"), [((None, None), None), ((None,), 2)], ids=["failed", "not selected"])
+def test_a_server_that_was_not_recorded_may_be_the_last(
+    tmp_path: Path, targets: tuple[None, ...], found: int | None
+) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    write_fleet_manifest(run, *targets, found=found)
+    trainer = account(summary_of(run), "trainer")
+    assert waits(trainer) == []
+    assert trainer.notes[-1] == "Waits for rollout are not assigned: only 1 of 2 servers recorded."
+
+
+def test_a_trainer_alone_waits_for_no_role(tmp_path: Path) -> None:
+    write_trainer(tmp_path, TURN)
+    found = account(summary_of(tmp_path), "trainer")
+    assert waits(found) == []
+    assert not [note for note in found.notes if note.startswith("Waits for")]
+
+
+def test_python_code_of_the_trainer_is_no_wait_for_a_server_without_a_batch(tmp_path: Path) -> None:
+    """In the pause of the server, the trainer may run the tool."""
+    batches = [*decode(10, 10, 4), Batch(ms=10, decodes=4, pause_ms=200), PREFILL, *decode(10, 10, 4)]
+    frames = ("agent.py(7): call_tool", "agent.py(3): search")
+    run = job(tmp_path, batches, stacks=frames)
+    found = account(summary_of(run), "trainer")
+    (python,) = (owner for owner in found.owners if owner.kind == "python" and owner.name == frames[-1])
+    assert python.time_us == pytest.approx(200_000 + 600_000 - 434_000, rel=0.02)
+    assert {wait.awaited for wait in waits(found)} == {"decode", "prefill"}
+
+
+# Disaggregated prefill.
+
+
+def disaggregated(run: Path, *prefill_ms: float, decoders: int = 1) -> Path:
+    """Write one prefill server per duration, and decode servers that pause for 300 ms."""
+    for replica, ms in enumerate(prefill_ms):
+        write_server(
+            run, [Batch(ms=100, prefills=1, tokens=9, pause_ms=50), Batch(ms=ms, prefills=2, tokens=99)], replica
+        )
+    for replica in range(len(prefill_ms), len(prefill_ms) + decoders):
+        pause = Batch(ms=10, decodes=4, pause_ms=300)
+        write_server(run, [*decode(10, 10, 4), pause, Batch(ms=5, prefills=2, tokens=2), *decode(9, 10, 4)], replica)
+    return run
+
+
+def test_an_idle_decode_server_waits_for_the_prefill_server(tmp_path: Path) -> None:
+    run = disaggregated(tmp_path, 200, 210)
+    for replica, kind in enumerate(("prefill", "prefill", "decode")):
+        edit_manifests(run, f"*/rollout/replica_{replica:03d}/rank_*.json", worker_type=kind)
+    summary = summary_of(run)
+    (wait,) = waits(account(summary, "rollout", 2))
+    assert wait.label == "wait for rollout/1: prefill"
+    assert wait.time_us == pytest.approx(210_000)
+    assert waits(account(summary, "rollout", 0)) == []
+
+
+def test_types_of_servers_come_from_the_fleet_if_the_engines_do_not_state_them(tmp_path: Path) -> None:
+    run = disaggregated(tmp_path, 200)
+    assert waits(account(summary_of(run), "rollout", 1)) == []
+    write_fleet_manifest(run, "prefill", "decode")
+    (wait,) = waits(account(summary_of(run), "rollout", 1))
+    assert (wait.label, wait.time_us) == ("wait for rollout/0: prefill", pytest.approx(200_000))
+
+
+def test_a_prefill_may_belong_to_any_of_several_decode_servers(tmp_path: Path) -> None:
+    run = disaggregated(tmp_path, 200, decoders=2)
+    write_fleet_manifest(run, "prefill", "decode", "decode")
+    found = account(summary_of(run), "rollout", 1)
+    assert waits(found) == []
+    assert found.notes[-1] == (
+        "Waits for rollout are not assigned: the traces do not show which decode server continued a prefill."
+    )
+
+
+def test_a_decode_server_of_a_job_waits_for_the_trainer_and_then_for_the_prefill(tmp_path: Path) -> None:
+    write_server(tmp_path, [PREFILL, Batch(ms=50, prefills=1, tokens=9, pause_ms=530), PREFILL, PREFILL], 0)
+    pause = Batch(ms=10, decodes=4, pause_ms=560)
+    write_server(tmp_path, [*decode(10, 10, 4), pause, Batch(ms=5, prefills=2, tokens=2), *decode(9, 10, 4)], 1)
+    write_trainer(tmp_path, [("generate", 130.0, False), ("actor_update", 400.0, True)])
+    write_fleet_manifest(tmp_path, "prefill", "decode")
+    found = waits(account(summary_of(tmp_path), "rollout", 1))
+    assert [(wait.peer, wait.awaited) for wait in found] == [("trainer", "actor_update"), ("rollout/0", "prefill")]
