@@ -9,7 +9,6 @@ import attrs
 
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.model import RunSummary
-from profdeck_traces.analysis.pictures import buckets_of
 from profdeck_traces.analysis.run_summary import summarise_run
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import sha256_of
@@ -58,7 +57,6 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         sources,
         classifier=classifier,
         buckets=buckets,
-        kept_buckets=buckets_of(len(sources)),
         processes=processes,
         cache=cache,
         on_progress=on_progress,

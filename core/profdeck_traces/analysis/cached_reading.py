@@ -1,8 +1,13 @@
-"""Encodes trace readings, so that later commands do not need to read the traces again."""
+"""Encodes trace readings, so that later commands do not need to read the traces again.
+
+Pictures are encoded separately, because only reports need them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -14,7 +19,9 @@ from profdeck_traces.account.idle_periods import ARRAYS as IDLE_ARRAYS, IdlePeri
 from profdeck_traces.account.model import OwnerKey
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.collectives import Collectives
+from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.pictures import check_pictures
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates
@@ -22,13 +29,16 @@ from profdeck_traces.inputs.sources import TraceSource
 
 # isal's stubs declare the class as an instance.
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
+_T = TypeVar("_T")
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
 _VERSION = 4
-"""Version of the encoding. Increment it with every change to the calls, arrivals or idle periods."""
+"""Version of the encoding. Increment it with every change to the encoding, calls, arrivals or idle periods."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
 """Maximum size of a decompressed reading."""
+_LEVEL = 6
+"""Compression level of zlib. Level 1 of isal is faster, but its output is a quarter larger."""
 
 
 class _Calls(msgspec.Struct):
@@ -71,6 +81,7 @@ class _Kept(msgspec.Struct):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Kept).decode
+_decode_pictures = msgspec.msgpack.Decoder(tuple[Timeline, ...]).decode
 
 
 def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
@@ -88,10 +99,14 @@ def about(source: TraceSource) -> list[Any]:
 
 
 def to_bytes(reading: RankReading) -> bytes | None:
-    """Encode a reading without source facts. Return ``None`` if it has text or numbers that cannot be encoded."""
+    """Encode a reading without source facts and pictures.
+
+    Returns:
+        The encoded reading, or ``None`` if it has text or numbers that cannot be encoded.
+    """
     calls, arrivals, idle = reading.collectives, reading.arrivals, reading.idle
     kept = _Kept(
-        attrs.evolve(reading.summary, path=""),  # so that copies of a trace have equal results
+        attrs.evolve(reading.summary, path="", timelines=()),  # no path, so that copies of a trace have equal results
         _Calls(
             list(calls.names),
             list(calls.groups),
@@ -112,29 +127,54 @@ def to_bytes(reading: RankReading) -> bytes | None:
         reading.origin_ns,
         reading.base_ns,
     )
+    return _deflated(kept)
+
+
+def pictures_to_bytes(reading: RankReading) -> bytes | None:
+    """Encode the pictures of a reading like `to_bytes`."""
+    return _deflated(reading.summary.timelines)
+
+
+def _deflated(value: Any) -> bytes | None:
     try:
-        return isal_zlib.compress(_encode(kept), 1)
+        return zlib.compress(_encode(value), _LEVEL)
     except (ValueError, OverflowError):  # half a pair of surrogates, or more than 64 bits
         return None
 
 
-def from_bytes(content: bytes, source: TraceSource) -> RankReading:
-    """Decode a reading and add the path and facts of a source.
-
-    The content may come from a file that other users can write, so inconsistent content is rejected.
+def _inflated(content: bytes, decode: Callable[[bytes], _T]) -> _T:
+    """Decode the result of `_deflated`.
 
     Raises:
-        ValueError: The content is not an encoded reading.
+        ValueError: The content is invalid or too large.
     """
     try:
         inflater = isal_zlib.decompressobj()
         data = inflater.decompress(content, _MAX_BYTES)
         if not inflater.eof:
             raise ValueError("truncated, or too large")
-        kept = _decode(data)
+        return decode(data)
     except (_InflateError, msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from error
+
+
+def from_bytes(content: bytes, source: TraceSource, pictures: bytes | None = None) -> RankReading:
+    """Decode a reading and add the path and facts of a source.
+
+    The content may come from a file that other users can write, so inconsistent content is rejected.
+
+    Args:
+        content: Result of `to_bytes`.
+        source: Source of the reading.
+        pictures: Result of `pictures_to_bytes`. Default: the reading has no pictures.
+
+    Raises:
+        ValueError: The content is not an encoded reading.
+    """
+    kept = _inflated(content, _decode)
     summary, calls = kept.summary, kept.calls
+    if pictures is not None:
+        summary = attrs.evolve(summary, timelines=_inflated(pictures, _decode_pictures))
     name, group, start_ns, end_ns = (np.frombuffer(data, dtype=_INTEGER) for data in calls.arrays)
     step = None if calls.step is None else np.frombuffer(calls.step, dtype=_INTEGER)
     if not len(name) == len(group) == len(start_ns) == len(end_ns) or (step is not None and len(step) != len(name)):
@@ -144,6 +184,7 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
             raise ValueError("a code without a text")
     if summary.timelines and len(summary.timelines) != 1 + len(candidates(summary)):
         raise ValueError("a step without a picture")
+    check_pictures(summary.timelines)
     return RankReading(
         summary,
         Collectives(

@@ -109,5 +109,12 @@ def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress:
 
 
 def _collectives(source: TraceSource, on_progress: Progress | None, *, classifier: Classifier) -> Collectives:
-    reading = read_summary(source, classifier=classifier, step_names=StepNames(()), on_progress=on_progress)
+    reading = read_summary(
+        source.path,
+        classifier=classifier,
+        step_names=StepNames(()),
+        cold_first_step=source.cold_first_step,
+        last_step=source.last_step,
+        on_progress=on_progress,
+    )
     return reading.with_facts(source).collectives

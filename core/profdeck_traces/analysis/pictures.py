@@ -1,14 +1,82 @@
-"""How fine the pictures of a page are."""
+"""Resolution of pictures: the number of intervals into which they divide time."""
 
 from __future__ import annotations
 
-_BUCKETS = {8: 1024, 24: 512}
-"""How many parts pictures have, by the most traces that they may be of."""
+import base64
+import zlib
+from collections.abc import Iterable
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.analysis.detail_model import Timeline, TimelineLane
+
+FINEST_BUCKETS = 1024
+"""Number of intervals in the pictures that are computed and stored."""
+MIN_EVENT_BUCKETS = 2
+"""Minimum duration of events that a picture shows individually, as a number of intervals."""
+_BUCKETS = {8: FINEST_BUCKETS, 24: 512}
 _FEWEST_BUCKETS = 256
-ALL_BUCKETS = (*_BUCKETS.values(), _FEWEST_BUCKETS)
-"""All possible results of `buckets_of`."""
 
 
 def buckets_of(traces: int) -> int:
-    """Return how many parts the pictures of so many traces have, so that the page stays small."""
+    """Return the number of intervals in the pictures of a page with this number of traces, to limit its size."""
     return next((buckets for most, buckets in _BUCKETS.items() if traces <= most), _FEWEST_BUCKETS)
+
+
+def reduced(picture: Timeline, buckets: int) -> Timeline:
+    """Return a picture with fewer intervals. Events that are too short for this resolution are removed.
+
+    Args:
+        picture: The picture.
+        buckets: Number of intervals, a divisor of the picture's.
+    """
+    if buckets == picture.buckets:
+        return picture
+    least_us = MIN_EVENT_BUCKETS * picture.duration_us / buckets
+    return attrs.evolve(
+        picture,
+        buckets=buckets,
+        lanes=tuple(_reduced_lane(lane, buckets) for lane in picture.lanes),
+        events=tuple(event for event in picture.events if event.duration_us >= least_us),
+    )
+
+
+def check_pictures(pictures: Iterable[Timeline]) -> None:
+    """Check that the lanes of stored pictures have one share for each class and interval, so that they can be reduced.
+
+    Raises:
+        ValueError: A lane is invalid, or a picture has another resolution.
+    """
+    for picture in pictures:
+        if picture.buckets != FINEST_BUCKETS:
+            raise ValueError("a picture with another resolution")
+        for lane in picture.lanes:
+            size = len(lane.classes) * FINEST_BUCKETS
+            if len(_unpacked(lane.shares, size)) != size:
+                raise ValueError("a lane with missing shares")
+
+
+def packed_shares(shares: NDArray[np.floating]) -> str:
+    """Encode the shares of a lane as in `TimelineLane`. Rows are classes, columns are intervals."""
+    rounded = np.minimum(255, np.round(shares * 255)).astype(np.uint8)
+    return base64.b64encode(zlib.compress(rounded.tobytes(), 9)).decode()
+
+
+def _unpacked(shares: str, size_bytes: int) -> bytes:
+    """Decode the result of `packed_shares`, or the first `size_bytes` + 1 bytes if there are more.
+
+    Raises:
+        ValueError: The text is invalid.
+    """
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(shares), size_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+
+
+def _reduced_lane(lane: TimelineLane, buckets: int) -> TimelineLane:
+    shares = np.frombuffer(_unpacked(lane.shares, len(lane.classes) * FINEST_BUCKETS), np.uint8) / 255
+    means = shares.reshape(len(lane.classes), buckets, -1).mean(axis=2) if lane.classes else shares
+    return attrs.evolve(lane, shares=packed_shares(means))

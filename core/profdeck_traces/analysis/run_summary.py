@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import attrs
 
@@ -13,6 +12,7 @@ from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.clocks import match_teams
 from profdeck_traces.analysis.collective_skew import skew_of_team
 from profdeck_traces.analysis.model import RankSummary, RunSummary
+from profdeck_traces.analysis.pictures import reduced
 from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.rank_waits import assign_waits
@@ -31,13 +31,15 @@ from profdeck_traces.inputs.result_files import question_text, read_result
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 from profdeck_traces.inputs.sources import TraceSource
 
+_PICTURES = "pictures"
+"""Part of the cache keys of pictures."""
+
 
 def summarise_run(  # noqa: PLR0913 - what to read, and where
     sources: Sequence[TraceSource],
     *,
     classifier: Classifier | None = None,
     buckets: int = 0,
-    kept_buckets: int = 0,
     processes: int = 1,
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
@@ -49,8 +51,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     Args:
         sources: The traces; :func:`profdeck_traces.inputs.sources.find_sources` finds them.
         classifier: Assigns kernel classes. Default: the built-in table.
-        buckets: Number of intervals in the pictures of each trace; 0 for no pictures.
-        kept_buckets: Number of intervals in the pictures that are cached for later calls if this call requests none.
+        buckets: Number of intervals in the pictures of each trace, a divisor of `FINEST_BUCKETS`; 0 for no pictures.
         processes: Number of traces to read in parallel, each in its own process.
         cache: Cache of results. Files that have not changed since they were read are not read again.
         on_progress: Called with the number of bytes read so far and the total.
@@ -61,7 +62,6 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     how = _How(
         classifier or Classifier(),
         StepNames.load(),
-        buckets=buckets or (kept_buckets if cache is not None else 0),
         with_pictures=bool(buckets),
         cache=cache,
     )
@@ -77,14 +77,12 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         found |= dict(zip(left, read, strict=True))
     in_order = [found[index] for index in range(len(sources))]
     readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
-    if not buckets:
-        readings = list(map(_without_pictures, readings))
     teams = match_teams([reading.collectives for reading in readings])
     accounts = assign_role_waits(readings, assign_waits(readings, teams))
     summaries = [
         attrs.evolve(reading.summary, account=account) for reading, account in zip(readings, accounts, strict=True)
     ]
-    ranks = _with_typical(summaries)
+    ranks = _with_typical(summaries, buckets)
     summary = RunSummary(ranks=ranks, skew=tuple(map(skew_of_team, teams)), servers=servers_of(ranks))
     return summary, [error for error in in_order if isinstance(error, TraceError)]
 
@@ -95,36 +93,34 @@ class _How:
 
     classifier: Classifier
     step_names: StepNames
-    buckets: int = attrs.field(kw_only=True)
-    """How many parts the pictures have that are made."""
     with_pictures: bool = attrs.field(kw_only=True)
-    """Whether they are wanted now."""
+    """True if the caller needs pictures. With a cache, they are made in any case, because a report may follow."""
     cache: ResultCache | None = attrs.field(kw_only=True)
 
     @property
     def results(self) -> KeptResults:
-        """What is kept of this question."""
+        """Cached results of this question."""
         return KeptResults(self.cache, *cached_reading.question(self.classifier, self.step_names))
 
     def kept(self, source: TraceSource) -> RankReading | None:
         """Return a reading from the cache or the trace's result file, or ``None`` if the trace must be read."""
-        content = self.results.get(source.path, *self._about(source, with_pictures=self.with_pictures))
-        if content is not None:
+        about = cached_reading.about(source)
+        content = self.results.get(source.path, *about)
+        pictures = self.results.get(source.path, *about, _PICTURES) if self.with_pictures else None
+        if content is not None and (pictures is not None or not self.with_pictures):
             with suppress(ValueError):
-                return cached_reading.from_bytes(content, source)
+                return cached_reading.from_bytes(content, source, pictures)
         before = self.results.before(source.path)
-        question = [*cached_reading.question(self.classifier, self.step_names), *cached_reading.about(source)]
+        question = [*cached_reading.question(self.classifier, self.step_names), *about]
         result = read_result(source.path)
         if result is None or result.question != question_text(*question):
             return None
-        buckets = self.buckets if self.with_pictures else 0
         try:
-            reading = cached_reading.from_bytes(result.readings.get(buckets, b""), source)
+            reading = cached_reading.from_bytes(result.reading, source, result.pictures if self.with_pictures else None)
         except ValueError:
             return None
-        for with_pictures in {bool(self.buckets), False}:
-            if (content := result.readings.get(self.buckets if with_pictures else 0)) is not None:
-                self.results.put(before, source.path, content, *self._about(source, with_pictures=with_pictures))
+        self.results.put(before, source.path, result.reading, *about)
+        self.results.put(before, source.path, result.pictures, *about, _PICTURES)
         KeptChecks(self.cache).put(before, source.path, result.check, with_sum=_has_digest(source))
         return reading
 
@@ -134,10 +130,12 @@ class _How:
 
         before = self.results.before(source.path)
         reading = read_summary(
-            source,
+            source.path,
             classifier=self.classifier,
             step_names=self.step_names,
-            buckets=self.buckets,
+            cold_first_step=source.cold_first_step,
+            last_step=source.last_step,
+            pictures=self.with_pictures or self.cache is not None,
             on_progress=on_progress,
         )
         found = reading.summary
@@ -150,14 +148,12 @@ class _How:
         return reading.with_facts(source)
 
     def _keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
-        """Keep what was found in a trace that is still what it was before, with pictures and without."""
-        for with_pictures in (True, False) if self.buckets else (False,):
-            content = cached_reading.to_bytes(reading if with_pictures else _without_pictures(reading))
-            if content is not None:
-                self.results.put(before, source.path, content, *self._about(source, with_pictures=with_pictures))
-
-    def _about(self, source: TraceSource, *, with_pictures: bool) -> list[Any]:
-        return [*cached_reading.about(source), self.buckets if with_pictures else 0]
+        """Cache a reading and its pictures if the trace is unchanged since `before`."""
+        content, pictures = cached_reading.to_bytes(reading), cached_reading.pictures_to_bytes(reading)
+        if content is not None and pictures is not None:
+            about = cached_reading.about(source)
+            self.results.put(before, source.path, content, *about)
+            self.results.put(before, source.path, pictures, *about, _PICTURES)
 
     def _keep_check(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
         """Keep for `profdeck ls` that a trace was read to its end."""
@@ -184,16 +180,16 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
     ]
 
 
-def _without_pictures(reading: RankReading) -> RankReading:
-    return attrs.evolve(reading, summary=attrs.evolve(reading.summary, timelines=()))
-
-
-def _with_typical(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
-    """Return the traces with the pictures of all that was recorded and of the typical step alone."""
+def _with_typical(ranks: Sequence[RankSummary], buckets: int) -> tuple[RankSummary, ...]:
+    """Keep only the pictures of the recording and of the typical step, with `buckets` intervals; 0 for no pictures."""
+    if not buckets:
+        return tuple(attrs.evolve(rank, timelines=()) if rank.timelines else rank for rank in ranks)
     typical = typical_steps(ranks)
-    found = []
+    shown = []
     for rank in ranks:
-        whole, *of_steps = rank.timelines or (None,)
-        kept = [of_steps[candidates(rank).index(typical[rank.path])]] if of_steps else []
-        found.append(attrs.evolve(rank, timelines=(whole, *kept)) if whole else rank)
-    return tuple(found)
+        pictures = rank.timelines[:1]
+        if len(rank.timelines) > 1:
+            pictures += (rank.timelines[1 + candidates(rank).index(typical[rank.path])],)
+        timelines = tuple(reduced(picture, buckets) for picture in pictures)
+        shown.append(attrs.evolve(rank, timelines=timelines) if timelines else rank)
+    return tuple(shown)

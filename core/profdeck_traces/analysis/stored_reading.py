@@ -6,9 +6,8 @@ from pathlib import Path
 
 from profdeck_traces.analysis import cached_reading
 from profdeck_traces.analysis.classes import Classifier
-from profdeck_traces.analysis.pictures import ALL_BUCKETS
 from profdeck_traces.analysis.step_names import StepNames
-from profdeck_traces.analysis.summary import read_with_pictures
+from profdeck_traces.analysis.summary import read_summary
 from profdeck_traces.base.files import sha256_of
 from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.result_files import ResultFile, question_text, store_result
@@ -33,26 +32,22 @@ def write_result(trace: Path, *, cold_first_step: bool = False, last_step: int |
     if kind_of(trace) is not None or (sha256 := sha256_of(trace)) is None:
         return False
     classifier, step_names = Classifier(), StepNames.load()
-    readings = read_with_pictures(
+    reading = read_summary(
         trace,
         classifier=classifier,
         step_names=step_names,
         cold_first_step=cold_first_step,
         last_step=last_step,
-        buckets=ALL_BUCKETS,
+        pictures=True,
     )
-    summary = readings[0].summary
-    encoded = {
-        buckets: content
-        for buckets, reading in readings.items()
-        if (content := cached_reading.to_bytes(reading)) is not None
-    }
-    if not summary.whole or len(encoded) < len(readings) or sha256_of(trace) != sha256:
+    content, pictures = cached_reading.to_bytes(reading), cached_reading.pictures_to_bytes(reading)
+    if not reading.summary.whole or content is None or pictures is None or sha256_of(trace) != sha256:
         return False
     result = ResultFile(
-        check=FileCheck(whole=True, problem=None, events=summary.events, sha256=sha256),
+        check=FileCheck(whole=True, problem=None, events=reading.summary.events, sha256=sha256),
         question=question_text(*cached_reading.question(classifier, step_names), cold_first_step, last_step),
-        readings=encoded,
+        reading=content,
+        pictures=pictures,
     )
     store_result(trace, sha256, result)
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -80,7 +80,7 @@ def summarise_trace(
     *,
     classifier: Classifier | None = None,
     step_names: StepNames | None = None,
-    buckets: int = 0,
+    pictures: bool = False,
     on_progress: Progress | None = None,
 ) -> RankSummary:
     """Summarise a trace. If the trace is corrupt, summarise only its readable part.
@@ -93,8 +93,7 @@ def summarise_trace(
             `profdeck_traces.inputs.artifact_kinds`.
         classifier: Assigns kernel classes. Default: the built-in table.
         step_names: Patterns that identify steps. Default: the patterns of the installed plugins.
-        buckets: Number of intervals in the pictures of the trace. With 0, no pictures are made, which saves a fifth of
-            the time.
+        pictures: True to make pictures of the trace, which takes a quarter more time.
         on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:
@@ -102,81 +101,32 @@ def summarise_trace(
     """
     source = source if isinstance(source, TraceSource) else TraceSource(source)
     reading = read_summary(
-        source,
+        source.path,
         classifier=classifier or Classifier(),
         step_names=step_names or StepNames.load(),
-        buckets=buckets,
+        cold_first_step=source.cold_first_step,
+        last_step=source.last_step,
+        pictures=pictures,
         on_progress=on_progress,
     )
     return reading.with_facts(source).summary
 
 
-def read_summary(
-    source: TraceSource,
+def read_summary(  # noqa: PLR0913 - two parameters are facts from the manifest
+    path: Path,
     *,
     classifier: Classifier,
     step_names: StepNames,
-    buckets: int = 0,
+    cold_first_step: bool = False,
+    last_step: int | None = None,
+    pictures: bool = False,
     on_progress: Progress | None = None,
 ) -> RankReading:
     """Summarise a trace like `summarise_trace`, and also return its collective calls.
 
     The reading does not contain the facts of the source. `RankReading.with_facts` adds them.
     """
-    summary = _read(
-        source.path,
-        classifier,
-        step_names,
-        on_progress,
-        cold_first_step=source.cold_first_step,
-        last_step=source.last_step,
-        with_pictures=buckets > 0,
-    )
-    reading = summary.reading()
-    return summary.with_pictures(reading, buckets) if buckets else reading
-
-
-def read_with_pictures(  # noqa: PLR0913 - two parameters are facts from the manifest
-    path: Path,
-    *,
-    classifier: Classifier,
-    step_names: StepNames,
-    cold_first_step: bool,
-    last_step: int | None,
-    buckets: Iterable[int],
-) -> dict[int, RankReading]:
-    """Summarise a trace like `read_summary`, with pictures at several resolutions from a single read.
-
-    Returns:
-        Readings, keyed by the number of intervals in their pictures. The reading under key 0 has no pictures.
-
-    Raises:
-        TraceError: The file cannot be opened or read.
-    """
-    summary = _read(
-        path,
-        classifier,
-        step_names,
-        None,
-        cold_first_step=cold_first_step,
-        last_step=last_step,
-        with_pictures=True,
-    )
-    reading = summary.reading()
-    return {0: reading} | {number: summary.with_pictures(reading, number) for number in buckets}
-
-
-def _read(  # noqa: PLR0913 - one parameter per option
-    path: Path,
-    classifier: Classifier,
-    step_names: StepNames,
-    on_progress: Progress | None,
-    *,
-    cold_first_step: bool,
-    last_step: int | None,
-    with_pictures: bool,
-) -> _Summary:
-    trace = read_trace(path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
+    trace = read_trace(path, is_step=step_names.is_step, on_progress=on_progress)
     _check_categories(trace)
     return _Summary(
         path,
@@ -185,8 +135,8 @@ def _read(  # noqa: PLR0913 - one parameter per option
         step_names,
         cold_first_step=cold_first_step,
         last_step=last_step,
-        with_pictures=with_pictures,
-    )
+        with_pictures=pictures,
+    ).reading()
 
 
 def _check_categories(trace: Trace) -> None:
@@ -226,7 +176,7 @@ class _Summary:
         *,
         cold_first_step: bool,
         last_step: int | None,
-        with_pictures: bool = False,
+        with_pictures: bool,
     ) -> None:
         self._path, self._trace, self._device = path, trace, common_device(trace)
         self._with_pictures = with_pictures
@@ -312,18 +262,13 @@ class _Summary:
         self._event_work = of_events if on_device else None
 
     def reading(self) -> RankReading:
-        """Return the reading without pictures or source facts."""
+        """Return the reading, without source facts."""
         summary = self._summary()
+        if self._with_pictures and summary.span_us:
+            summary = attrs.evolve(summary, timelines=self._timelines(summary))
         return RankReading(summary, self._matched, self._arrivals, self._idle, self._origin_ns, self._trace.base_ns)
 
-    def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
-        """Return the reading with pictures of `buckets` intervals added."""
-        if not reading.summary.span_us:
-            return reading
-        timelines = self._timelines(reading.summary, buckets)
-        return attrs.evolve(reading, summary=attrs.evolve(reading.summary, timelines=timelines))
-
-    def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
+    def _timelines(self, summary: RankSummary) -> tuple[Timeline, ...]:
         """Return pictures of the recording and of each step that is a candidate for the typical step."""
         origin_ns, trace = self._origin_ns, self._trace
         work = np.where(self._on_device, self._work, -1)
@@ -332,10 +277,10 @@ class _Summary:
         ).astype(np.int64)
         kinds = Kinds(trace.tables, work, self._classes, trace.thread_names, self._devices.spans(), track_ns)
         marks = [*marks_of(summary), *self._stages.marks(origin_ns)]
-        pictures = [Picture("recording", origin_ns, self._end_ns, buckets, kinds)]
+        pictures = [Picture("recording", origin_ns, self._end_ns, kinds)]
         for step in candidates(summary):
             begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in span_of(step))
-            pictures.append(Picture(step.name, begin_ns, end_ns, buckets, kinds))
+            pictures.append(Picture(step.name, begin_ns, end_ns, kinds))
         return tuple(
             picture.of(trace.events, self._host, marks, origin_ns, self._critical_path) for picture in pictures
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import zlib
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -15,6 +13,7 @@ from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.detail_model import Timeline, TimelineEvent, TimelineLane, TimelineMark
 from profdeck_traces.analysis.host_states import CAUSES, Host
+from profdeck_traces.analysis.pictures import FINEST_BUCKETS, MIN_EVENT_BUCKETS, packed_shares
 from profdeck_traces.reading.columns import Columns, Tables
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
@@ -32,8 +31,6 @@ _NAME_LENGTH = 160
 # A stream or thread that does less is not seen.
 _LEAST_SHARE = 0.001
 _Key = tuple[str, Id, Id]
-# An event is kept by itself if it is as long as so many parts.
-_LONG = 2
 
 
 @attrs.frozen(eq=False)
@@ -88,12 +85,12 @@ class Kinds:
 class Picture:
     """Picture of one time interval in a trace."""
 
-    def __init__(self, title: str, begin_ns: int, end_ns: int, buckets: int, kinds: Kinds) -> None:
+    def __init__(self, title: str, begin_ns: int, end_ns: int, kinds: Kinds) -> None:
         self.title = title
         self._kinds = kinds
-        self._begin_ns, self._end_ns = begin_ns, max(end_ns, begin_ns + buckets)
+        self._begin_ns, self._end_ns = begin_ns, max(end_ns, begin_ns + FINEST_BUCKETS)
         # Only differences are computed as floats, because floats cannot represent Unix times in nanoseconds exactly.
-        self._edges = begin_ns + np.linspace(0, self._end_ns - begin_ns, buckets + 1).astype(np.int64)
+        self._edges = begin_ns + np.linspace(0, self._end_ns - begin_ns, FINEST_BUCKETS + 1).astype(np.int64)
         self._lanes: dict[_Key, dict[str, Int]] = {}
         self._events: dict[_Key, list[tuple[str, int, int]]] = {}
 
@@ -122,7 +119,7 @@ class Picture:
     @property
     def _long_ns(self) -> int:
         """Minimum duration of events that are shown individually."""
-        return _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
+        return MIN_EVENT_BUCKETS * (self._end_ns - self._begin_ns) // FINEST_BUCKETS
 
     def _add_path(self, path: OwnedPath) -> None:
         """Add the critical path as a lane, with owner kinds as its classes."""
@@ -151,8 +148,7 @@ class Picture:
             kind, group, track = key
             shares = self._lanes[key]
             classes = list(shares)
-            width = np.diff(self._edges)
-            matrix = [np.minimum(255, np.round(shares[name] / width * 255)).astype(np.uint8) for name in classes]
+            times_ns = np.array([shares[name] for name in classes], dtype=np.int64)
             lane = len(lanes)
             lanes.append(
                 TimelineLane(
@@ -160,7 +156,7 @@ class Picture:
                     name=self._name(kind, group, track),
                     group=str(group),
                     classes=tuple(classes),
-                    shares=base64.b64encode(zlib.compress(b"".join(row.tobytes() for row in matrix), 9)).decode(),
+                    shares=packed_shares(times_ns.reshape(len(classes), FINEST_BUCKETS) / np.diff(self._edges)),
                 )
             )
             found = sorted(self._events.get(key, ()), key=lambda event: event[1] - event[2])[:_MOST_EVENTS]
@@ -180,7 +176,7 @@ class Picture:
             title=self.title,
             start_us=begin_us,
             duration_us=end_us - begin_us,
-            buckets=len(self._edges) - 1,
+            buckets=FINEST_BUCKETS,
             lanes=tuple(lanes),
             marks=tuple(sorted(inside[:_MOST_MARKS], key=lambda mark: (mark.start_us, -mark.duration_us))),
             events=tuple(events),

@@ -37,8 +37,10 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """Result of checking the complete trace, with its SHA-256."""
     question: str
     """Parameters of the analysis, as returned by `question_text`."""
-    readings: dict[int, bytes]
-    """Encoded readings, keyed by the number of intervals in their pictures. The reading under key 0 has no pictures."""
+    reading: bytes
+    """The encoded reading, without pictures."""
+    pictures: bytes
+    """The encoded pictures of the reading."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

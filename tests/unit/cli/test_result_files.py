@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,7 @@ from profdeck.backends.trace_analysis import LEASE, QUEUE, analyse
 from profdeck.base.leases import acquire_lease
 from profdeck_traces import write_result
 from profdeck_traces.analysis import cached_reading, summary
+from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.base.files import sha256_of
 from profdeck_traces.inputs import result_files
@@ -290,12 +293,50 @@ INVALID_READINGS: dict[str, Callable[[bytes], bytes]] = {
     "negative code": _calls(name=np.array([-1]), group=np.array([0]), start_ns=np.array([1]), end_ns=np.array([2])),
     "code without text": _calls(names=[]),
     "columns of different lengths": _calls(start_ns=np.array([1, 2, 3])),
-    "missing pictures": _changed(
-        lambda reading: attrs.evolve(
-            reading, summary=attrs.evolve(reading.summary, timelines=reading.summary.timelines[:1])
-        )
-    ),
 }
+
+
+def _pictures(change: Callable[[tuple[Timeline, ...]], object]) -> Callable[[bytes], bytes]:
+    def apply(content: bytes) -> bytes:
+        pictures = msgspec.msgpack.decode(zlib.decompress(content), type=tuple[Timeline, ...])
+        return zlib.compress(msgspec.msgpack.encode(change(pictures)))
+
+    return apply
+
+
+def _lanes(**values: object) -> Callable[[bytes], bytes]:
+    def change(pictures: tuple[Timeline, ...]) -> object:
+        lanes = [attrs.evolve(lane, **values) for lane in pictures[0].lanes]
+        return [attrs.evolve(pictures[0], lanes=lanes), *pictures[1:]]
+
+    return _pictures(change)
+
+
+INVALID_PICTURES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "truncated stream": lambda content: content[:-20],
+    "other data": lambda _: zlib.compress(msgspec.msgpack.encode([1, "a", None])),
+    "missing pictures": _pictures(lambda pictures: pictures[:1]),
+    "another resolution": _pictures(lambda pictures: [attrs.evolve(one, buckets=1000) for one in pictures]),
+    "missing classes": _lanes(classes=("a",) * 40),
+    "no base64": _lanes(shares="?"),
+    "no deflate stream in a lane": _lanes(shares="abcd"),
+    "too many shares": _lanes(shares=base64.b64encode(zlib.compress(bytes(1 << 24))).decode()),
+}
+
+
+@pytest.mark.parametrize("name", INVALID_PICTURES)
+def test_invalid_pictures_are_ignored(cli: Cli, tmp_path: Path, job: Path, read_names: list[str], name: str) -> None:
+    path, change = job / "rank0.trace.json.gz", INVALID_PICTURES[name]
+    edit(path, lambda result: msgspec.structs.replace(result, pictures=change(result.pictures)))
+    output(cli, "report", job, "-o", tmp_path / "page.html")
+    assert read_names == [path.name]
+
+
+def test_summary_does_not_decode_pictures(cli: Cli, job: Path, read_names: list[str]) -> None:
+    edit(job / "rank0.trace.json.gz", lambda result: msgspec.structs.replace(result, pictures=b""))
+    output(cli, "summary", job)
+    assert read_names == []
 
 
 @pytest.mark.parametrize("name", INVALID_READINGS)
@@ -303,12 +344,7 @@ def test_invalid_reading_is_ignored(cli: Cli, tmp_path: Path, job: Path, read_na
     """The checksum is valid, as if another program had written the file."""
     path, pages = job / "rank0.trace.json.gz", [tmp_path / "a.html", tmp_path / "b.html"]
     change = INVALID_READINGS[name]
-    edit(
-        path,
-        lambda result: msgspec.structs.replace(
-            result, readings={buckets: change(content) for buckets, content in result.readings.items()}
-        ),
-    )
+    edit(path, lambda result: msgspec.structs.replace(result, reading=change(result.reading)))
     output(cli, "report", job, "-o", pages[0])
     assert read_names == [path.name]
     output(cli, "report", job, "-o", pages[1], "--no-cache")

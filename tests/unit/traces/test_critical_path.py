@@ -51,7 +51,7 @@ def check_trim(trace: Path, directory: Path) -> None:
     content = with_path.read_bytes()
     assert content.startswith(head)
     assert content.endswith(separator + tail)
-    before, after = summarise_trace(plain, buckets=50), summarise_trace(with_path, buckets=50)
+    before, after = summarise_trace(plain, pictures=True), summarise_trace(with_path, pictures=True)
     assert check.events == after.events
     assert without_file(before) == without_file(after)
     assert before.account is not None

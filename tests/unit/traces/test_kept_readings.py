@@ -20,16 +20,15 @@ from profdeck_traces.inputs.sources import TraceSource
 from seeds import FIRST_SEED
 
 
-def reading_of(path: Path, buckets: int = 0) -> RankReading:
-    options = {"classifier": Classifier(), "step_names": StepNames.load()}
-    return read_summary(TraceSource(path), buckets=buckets, **options)  # type: ignore[arg-type]
+def reading_of(path: Path) -> RankReading:
+    return read_summary(path, classifier=Classifier(), step_names=StepNames.load(), pictures=True)
 
 
 def is_kept(reading: RankReading, path: Path) -> bool:
-    content = cached_reading.to_bytes(reading)
-    if content is None:
+    content, pictures = cached_reading.to_bytes(reading), cached_reading.pictures_to_bytes(reading)
+    if content is None or pictures is None:
         return False
-    again = cached_reading.from_bytes(content, TraceSource(path))
+    again = cached_reading.from_bytes(content, TraceSource(path), pictures)
     assert (again.origin_ns, again.base_ns) == (reading.origin_ns, reading.base_ns)
     assert again.summary == reading.summary
     assert repr(again.summary) == repr(reading.summary)  # equal numbers may be written in different ways
@@ -43,7 +42,7 @@ def is_kept(reading: RankReading, path: Path) -> bool:
 def test_readings_of_jobs_round_trip(tmp_path: Path) -> None:
     for number, job in enumerate((GpuJob(ranks=2, items=3), GpuJob(steps=1), GpuJob(small=600, allocate_us=200))):
         for path in job.write(tmp_path / str(number)).iterdir():
-            assert is_kept(reading_of(path, buckets=128), path)
+            assert is_kept(reading_of(path), path)
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -53,7 +52,7 @@ def test_readings_of_mutated_traces_round_trip(tmp_path: Path, part: int) -> Non
         chance = random.Random(seed)  # noqa: S311 - reproducible input
         path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
         try:
-            cached_count += is_kept(reading_of(path, buckets=32), path)
+            cached_count += is_kept(reading_of(path), path)
         except TraceError:
             continue
         except Exception as error:

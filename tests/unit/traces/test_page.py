@@ -8,12 +8,14 @@ import re
 import zlib
 from pathlib import Path
 
+import attrs
 import pytest
 from real_traces import each
 
 from gpu_job import GpuJob
 from profdeck_traces.analysis.detail_model import Timeline, TimelineLane
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.pictures import reduced
 from profdeck_traces.loading import summarise
 from profdeck_traces.report.page import write_page
 
@@ -57,6 +59,11 @@ def check_picture(rank: RankSummary) -> None:
 def check_page(path: Path) -> str:
     run, errors = summarise([path], buckets=1024)
     assert errors == []
+    for rank in run.ranks:
+        if rank.timelines:
+            picture = reduced(rank.timelines[0], 256)
+            check_picture(attrs.evolve(rank, timelines=(picture,)))
+            assert all(event.duration_us >= picture.duration_us / 128 for event in picture.events)
     page = write_page([run], [path.name])
     assert len(page.encode()) <= 150_000 + 30_000 * len(run.ranks)
     text = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)

@@ -219,7 +219,7 @@ def test_events_without_duration_have_a_summary(
     for steps in (1, 2, 4):
         events = [{**event, "dur": 0.0} if event["cat"] == category else event for event in recording(steps, start_us)]
         summary_of(events)
-        run, errors = summarise([tmp_path / "trace.json"], buckets=1000)
+        run, errors = summarise([tmp_path / "trace.json"], buckets=1024)
         assert errors == []
         assert run.ranks[0].timelines
 
