@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import resource
 import shutil
@@ -16,6 +18,7 @@ from typing import ClassVar
 
 import attrs
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from profdeck import Activity, Artifact, Capture, ClockAnchor, Unit
@@ -144,6 +147,7 @@ class TorchRecorder:
             with_modules=self._options.with_modules,
             # Without this flag, torch 2.11 and 2.12 log a warning about cleared events.
             acc_events=True,
+            experimental_config=_additional_records(),
         )
 
     def _schedule(self, step: int) -> ProfilerAction:
@@ -181,6 +185,20 @@ class TorchRecorder:
         # In an engine, this runs on a background thread. A child process avoids holding the GIL.
         compress = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
         return compress(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)
+
+
+@functools.cache
+def _additional_records() -> _ExperimentalConfig:
+    """Enable records of waits for CUDA events and of garbage collections, in torch releases that have them.
+
+    Torch records garbage collections only with stacks.
+    """
+    flags = {}
+    for name in ("enable_cuda_sync_events", "record_python_gc_info"):
+        with contextlib.suppress(TypeError):
+            _ExperimentalConfig(**{name: True})
+            flags[name] = True
+    return _ExperimentalConfig(**flags)
 
 
 class _Cycle:

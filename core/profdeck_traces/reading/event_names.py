@@ -57,7 +57,7 @@ _LOADER = re.compile(
     rf"enumerate\(DataLoader\)|dataloader.*next|utils/data/\S+: (?:__next__|fetch)$|\(\d+\): \w*(?:{_LOADER_NAMES})",
     re.IGNORECASE,
 )
-_FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|(?:method|function) p?read\b)")
+_FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|function pread\b)")
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
 )
@@ -83,8 +83,9 @@ _WAITING_FRAME = re.compile(
     r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
     r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
 )
+# `os.read` reads pipes, for example those of a child process. Files are read with methods of `_io`.
 _EXTERNAL_WAIT = re.compile(
-    r"<built-in (?:function (?:waitpid|waitid|wait3|wait4)>|method (?:recv\w*|connect|accept|sendall|read) of "
+    r"<built-in (?:function (?:waitpid|waitid|wait3|wait4|read)>|method (?:recv\w*|connect|accept|sendall|read) of "
     r"(?:_?socket|_?ssl))"
 )
 _SOCKET_READ = re.compile(r"<built-in method (?:recv\w*|read) of (?:_?socket|_?ssl)")
