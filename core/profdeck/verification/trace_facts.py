@@ -29,12 +29,12 @@ _MAX_TIME_NS = 1 << 62
 def recorded_traces(path: Path) -> RecordedTraces:
     """Return the recorded traces at a path; see `profdeck_traces.inputs.facts.RunRecords`."""
     manifests = find_manifests(path)
-    # For engines, a host's clock is stored in the target's manifest rather than in the manifests of the host's ranks.
-    clocks = {
-        (own.manifest.request_token, own.manifest.clock.host): own.manifest.clock
-        for own in manifests.own
-        if own.manifest.clock is not None
-    }
+    # A host's clock is stored in the manifests of the targets on the host. It applies to all ranks on the host.
+    clocks: dict[tuple[object, ...], HostClock] = {}
+    for own in manifests.own:
+        if (found := own.manifest.clock) is not None:
+            clocks[own.manifest.request_token, found.host] = found
+            clocks[own.run, own.manifest.capture, found.host] = found
     fleets = {
         (own.run, own.manifest.role, own.manifest.capture): own.manifest
         for own in manifests.own
@@ -44,7 +44,10 @@ def recorded_traces(path: Path) -> RecordedTraces:
     for own in manifests.own:
         manifest = own.manifest
         fleet = fleets.get((own.run, manifest.role, manifest.capture))
-        clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
+        clock = None
+        if manifest.target is None:
+            clock = clocks.get((manifest.request_token, manifest.host))
+            clock = clock or clocks.get((own.run, manifest.capture, manifest.host))
         for trace, artifact in _traces(own.file, manifest):
             facts[trace] = _facts(own, artifact, clock, fleet)
     skipped = {

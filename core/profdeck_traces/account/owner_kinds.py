@@ -54,13 +54,13 @@ class OwnerKind(IntEnum):
 
     @property
     def side(self) -> str:
-        """Side on which the time is spent: ``host``, ``device``, ``communication`` or ``unknown``."""
+        """Side on which the time is spent: ``host``, ``device``, ``communication``, ``other roles`` or ``unknown``."""
         return _SIDES.get(self, "host")
 
     @property
     def with_side(self) -> str:
         """Side and label for use in a sentence, such as ``the host (operator)``."""
-        return self.label if self.side in {"unknown", "communication"} else f"the {self.side} ({self.label})"
+        return f"the {self.side} ({self.label})" if self.side in {"host", "device"} else self.label
 
 
 _SIDES = {
@@ -71,6 +71,7 @@ _SIDES = {
         ),
         "device",
     ),
-    **dict.fromkeys((OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_RANK, OwnerKind.WAIT_FOR_ROLE), "communication"),
+    **dict.fromkeys((OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_RANK), "communication"),
+    OwnerKind.WAIT_FOR_ROLE: "other roles",
     **dict.fromkeys((OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED), "unknown"),
 }

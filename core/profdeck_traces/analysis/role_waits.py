@@ -237,7 +237,7 @@ def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
 def _waits_of(reading: RankReading, servers: Sequence[_Peer], trainers: Sequence[_Peer]) -> Iterator[_Waits]:
     """Yield the waits of a rank for each group of peers."""
     if not _is_server(reading):
-        if servers and reading.summary.work:
+        if servers:
             yield _TurnWaits(reading, servers)
         return
     if trainers:

@@ -155,6 +155,17 @@ def test_servers_without_a_common_clock_are_not_awaited(tmp_path: Path) -> None:
     assert state_of(run, "idle-trainer") == ("not_judged", "the clocks of the hosts are not aligned")
 
 
+def test_clocks_of_other_hosts_are_aligned_by_their_servers(tmp_path: Path) -> None:
+    """The clocks of both hosts are 50 ms ahead of the driver's. Only the servers are compared with the driver."""
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    edit_manifests(run, "*/*/**/rank_*.json", host="far")
+    rank = next(run.glob("*/rollout/*/rank_*.json"))
+    clock = {"host": "far", "reference": "head", "offset_ns": -50_000_000, "error_ns": 1_000}
+    about = {"target": "http://far", "artifacts": [], "clock": clock, "request_token": "1"}
+    rank.with_name("target.step0.json").write_text(json.dumps(json.loads(rank.read_text()) | about))
+    assert {wait.peer for wait in waits(account(summary_of(run), "trainer"))} == {"rollout/0"}
+
+
 def write_fleet_manifest(run: Path, *worker_types: str | None, found: int | None = None) -> None:
     """Write the manifest of a fleet with one target per worker type."""
     rank = next(run.glob("*/rollout/*/rank_*.json"))
