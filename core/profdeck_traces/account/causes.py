@@ -76,7 +76,7 @@ _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
-_MAX_STEPS = 1_000
+MAX_STEPS = 1_000
 _BATCH = 1 << 16
 """Number of rows that are added together."""
 _US = 1_000
@@ -187,12 +187,12 @@ class PathCauses:
     @property
     def steps_us(self) -> tuple[float, ...]:
         """Duration of each step. Empty if there are more than 1,000 steps."""
-        return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= _MAX_STEPS else ()
+        return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= MAX_STEPS else ()
 
     @property
     def steps_flops(self) -> tuple[float, ...]:
         """FLOPs of the counted operators in each step. Empty if there are more than 1,000 steps."""
-        return tuple(self._step_flops) if len(self._step_flops) <= _MAX_STEPS else ()
+        return tuple(self._step_flops) if len(self._step_flops) <= MAX_STEPS else ()
 
     def _path_rows(self, path: Path, row: _Rows) -> _StepRows:
         """Return the rows on the path of the next step that have a cause."""
@@ -283,7 +283,7 @@ class PathCauses:
             gain_us=gain_ns / _US if has_gain else None,
             next_limit=group.gain.limit.label if has_gain else None,
             steps_us=tuple(group.steps.get(step, 0) / _US for step in range(len(self._step_ns)))
-            if len(self._step_ns) <= _MAX_STEPS
+            if len(self._step_ns) <= MAX_STEPS
             else (),
         )
 

@@ -324,9 +324,13 @@ class _TeamWaits:
             if gain_ns is not None:
                 gains[key] = (min(gain_ns, time_ns) / _NS_PER_US, None)
         owners = largest_owners(times, round(account.time_us * _NS_PER_US))
+        steps_us = {(owner.key, owner.time_us): owner.steps_us for owner in account.owners}
         with_gains = [
-            attrs.evolve(owner, gain_us=gain[0], next_limit=gain[1]) if (gain := gains.get(owner.key)) else owner
+            attrs.evolve(
+                owner, gain_us=gain_us, next_limit=limit, steps_us=steps_us.get((owner.key, owner.time_us), ())
+            )
             for owner in owners
+            for gain_us, limit in [gains.get(owner.key, (None, None))]
         ]
         notes = [note for note in account.notes if note != COLLECTIVES_INCLUDE_WAITS]
         return attrs.evolve(
