@@ -399,3 +399,22 @@ def test_loop_over_a_helper_function_is_at_its_caller(tmp_path: Path) -> None:
     (finding,) = Job().write(tmp_path / "loop.json", [function(64 * 20, *calls)]).findings
     assert (finding.rule, finding.where.function) == ("small-operators", "work")
     assert Job().write(tmp_path / "few.json", [function(50 * 20, *calls[:50])]).findings == ()
+
+
+READ = "<built-in method read of _io.TextIOWrapper object at 0x7f1>"
+WRITE = "<built-in method write of _io.TextIOWrapper object at 0x7f1>"
+
+
+@pytest.mark.parametrize(
+    ("inner", "cause"),
+    [
+        ([frame(READ, 300), frame(WRITE, 100)], "data-loading"),
+        ([frame(READ, 100), frame(WRITE, 300)], "output"),
+        ([frame(READ, 100), frame("<built-in method sendto of _socket.socket object at 0x7f1>", 100)], "python-code"),
+        ([frame(READ, 100), frame("<built-in method connect of _socket.socket object at 0x7f1>", 1_800)], "waiting"),
+    ],
+    ids=["reads", "logs to a file", "sends metrics", "waits for a server"],
+)
+def test_cause_of_a_function_is_what_it_mostly_does(tmp_path: Path, inner: list[Item], cause: str) -> None:
+    run = Job().write(tmp_path / "job.json", [function(2_000, *inner)])
+    assert [finding.rule for finding in run.findings] == [cause]
