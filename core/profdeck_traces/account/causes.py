@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -17,7 +18,15 @@ from profdeck_traces.account.gain import Gain, Replay
 from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
-from profdeck_traces.account.step_patterns import between_compiled_regions, loops, repeated_forward, small_kernels
+from profdeck_traces.account.step_patterns import (
+    between_compiled_regions,
+    callers,
+    looping_functions,
+    loops,
+    main_callers,
+    repeated_forward,
+    small_kernels,
+)
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.dtypes import torch_dtype
@@ -65,9 +74,9 @@ _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::
 _PAGEABLE = re.compile(r"Pageable")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
-_MIN_SHARE = 0.005
+_MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
-_MAX_STEPS = 1_000
+MAX_STEPS = 1_000
 _BATCH = 1 << 16
 """Number of rows that are added together."""
 _US = 1_000
@@ -111,8 +120,13 @@ class PathCauses:
         """
         self._names, self._texts = names, texts
         self._head = _root_operators(names)
-        self._label = np.append(_labels(names, kinds, self._head), np.uint8(0))
+        caller = callers(names, kinds)
+        functions = looping_functions(names, caller)
+        self._label = np.append(_labels(names, kinds, self._head, functions), np.uint8(0))
         self._place = np.append(_places(names), np.int32(-1))
+        in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
+        self._place[in_loop] = names.events.name[functions[in_loop]]
+        self._callers = main_callers(names, caller)
         self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
         self._syncs = np.zeros(0, np.int32) if self._is_sync is None else np.flatnonzero(self._is_sync).astype(np.int32)
         self._syncs = self._syncs[np.argsort(names.events.start_ns[self._syncs], kind="stable")]
@@ -121,6 +135,7 @@ class PathCauses:
         self._latest_end = np.maximum.accumulate(self._sync_end)
         self._counted_until: int | None = None
         self._groups: dict[_Key, _Group] = {}
+        self._merged: dict[_Key, _Group] | None = None
         self._step_ns: list[int] = []
         self._step_flops: list[float] = []
         self._flops = None if calls is None or not len(calls.row) else _cumulative_flops(names, calls)
@@ -151,8 +166,8 @@ class PathCauses:
         rows = slice(None) if window.rows is None else np.append(window.rows, -1)
         place, label = self._place[rows], self._label[rows]
         for key in self._largest():
-            group = self._groups[key]
-            is_place = place == key.place if _HAS_PLACE[key.cause] else np.ones(len(place), np.bool_)
+            group = self._places[key]
+            is_place = np.isin(place, group.places) if _HAS_PLACE[key.cause] else np.ones(len(place), np.bool_)
             if key.cause == _code(SYNCHRONISATION):
                 if self._is_sync is not None:
                     is_sync = is_place & np.append(self._is_sync, False)[rows]
@@ -172,12 +187,12 @@ class PathCauses:
     @property
     def steps_us(self) -> tuple[float, ...]:
         """Duration of each step. Empty if there are more than 1,000 steps."""
-        return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= _MAX_STEPS else ()
+        return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= MAX_STEPS else ()
 
     @property
     def steps_flops(self) -> tuple[float, ...]:
         """FLOPs of the counted operators in each step. Empty if there are more than 1,000 steps."""
-        return tuple(self._step_flops) if len(self._step_flops) <= _MAX_STEPS else ()
+        return tuple(self._step_flops) if len(self._step_flops) <= MAX_STEPS else ()
 
     def _path_rows(self, path: Path, row: _Rows) -> _StepRows:
         """Return the rows on the path of the next step that have a cause."""
@@ -213,7 +228,7 @@ class PathCauses:
         for number, key in enumerate(keys.tolist()):
             members = order[bounds[number] : bounds[number + 1]]
             cause, of_place = divmod(key, len(self._texts) + 1)
-            group = self._groups.setdefault(_Key(cause, of_place - 1), _Group())
+            group = self._groups.setdefault(_Key(cause, of_place - 1), _Group(places=[of_place - 1]))
             group.add(step[members], self._columns(row[members], cause), time[members])
 
     def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
@@ -236,29 +251,39 @@ class PathCauses:
 
     def _significant(self) -> list[_Key]:
         least_ns = _MIN_SHARE * sum(self._step_ns)
-        keys = [key for key, group in self._groups.items() if group.time_ns >= least_ns]
-        return sorted(keys, key=lambda key: (-self._groups[key].time_ns, key))
+        keys = [key for key, group in self._places.items() if group.time_ns >= least_ns]
+        return sorted(keys, key=lambda key: (-self._places[key].time_ns, key))
+
+    @property
+    def _places(self) -> dict[_Key, _Group]:
+        """Groups, in which functions with less than 10 % of the time are merged into their common caller."""
+        if self._merged is None:
+            self._merged = dict(self._groups)
+            while _merge_into_callers(self._merged, self._callers, _MIN_PLACE_SHARE * sum(self._step_ns)):
+                pass
+        return self._merged
 
     def _largest(self) -> list[_Key]:
         return [key for key in self._significant() if key.cause != _code(WAITING)][:_MAX_GROUPS]
 
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
-        group, texts = self._groups[key], self._texts
+        group, texts = self._places[key], self._texts
         name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
         has_gain &= group.gain.is_known
         gain_ns = min(group.gain.saved_ns, group.time_ns, sum(self._step_ns))
+        frame = key.place if key.place >= 0 and is_user_frame(texts[key.place]) else group.main(3)
         return CauseTime(
             cause=CAUSES[key.cause - 1],
             name=None if name is None else texts[name],
             calls=group.calls[name] if name is not None else 0,
             module=None if (module := group.main(1)) is None else self._names.module_paths[1][module],
             annotation=None if (annotation := group.main(2)) is None else texts[annotation],
-            line=None if (frame := group.main(3)) is None else texts[frame],
+            line=None if frame is None else texts[frame],
             time_us=group.time_ns / _US,
             gain_us=gain_ns / _US if has_gain else None,
             next_limit=group.gain.limit.label if has_gain else None,
             steps_us=tuple(group.steps.get(step, 0) / _US for step in range(len(self._step_ns)))
-            if len(self._step_ns) <= _MAX_STEPS
+            if len(self._step_ns) <= MAX_STEPS
             else (),
         )
 
@@ -283,6 +308,8 @@ class _Key(NamedTuple):
 class _Group:
     """Sums for one cause and place."""
 
+    places: list[int]
+    """Name codes of the places."""
     time_ns: int = 0
     steps: dict[int, int] = attrs.field(factory=dict)
     """Time in nanoseconds, by step index."""
@@ -306,6 +333,16 @@ class _Group:
             order = np.lexsort((codes, step[first]))  # of codes with the same time, the first one counts
             counter.update(dict(zip(codes[order].tolist(), times[order].tolist(), strict=True)))
 
+    def merged(self, other: _Group) -> _Group:
+        """Return the sums of two groups, without a gain."""
+        return _Group(
+            places=[*self.places, *other.places],
+            time_ns=self.time_ns + other.time_ns,
+            steps={step: self.steps.get(step, 0) + other.steps.get(step, 0) for step in {**self.steps, **other.steps}},
+            calls=self.calls + other.calls,
+            columns=tuple(of + more for of, more in zip(self.columns, other.columns, strict=True)),
+        )
+
     def most_called(self) -> int | None:
         """Return the code of the most frequently called name, or ``None`` if there are no names."""
         return max((name for name in self.calls if name >= 0), key=lambda name: (self.calls[name], -name), default=None)
@@ -314,6 +351,26 @@ class _Group:
         """Return the code with the most time in a column, or ``None`` if even more time has no code."""
         code, _ = self.columns[column].most_common(1)[0]
         return code if code >= 0 else None
+
+
+def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], limit_ns: float) -> bool:
+    """Merge functions with less than `limit_ns` into their callers. Return whether anything changed.
+
+    If one function, or the caller itself, has over 65 % of the time, it is not merged.
+    """
+    functions: dict[_Key, list[_Key]] = {}
+    for key, group in groups.items():
+        is_small = bool(_HAS_PLACE[key.cause]) and group.time_ns < limit_ns
+        if is_small and (caller := callers.get(key.place)) is not None:
+            functions.setdefault(_Key(key.cause, caller), []).append(key)
+    is_changed = False
+    for caller, parts in functions.items():
+        keys = [*parts, *([caller] if caller in groups else [])]
+        times = [groups[key].time_ns for key in keys if key in groups]
+        if len(times) == len(keys) and max(times) <= _MAX_MERGED_SHARE * sum(times):
+            groups[caller] = functools.reduce(_Group.merged, [groups.pop(key) for key in keys])
+            is_changed = True
+    return is_changed
 
 
 def _cumulative_flops(names: Attribution, calls: CountedCalls) -> tuple[Int, NDArray[np.float64]]:
@@ -344,7 +401,7 @@ def _places(names: Attribution) -> _Rows:
     return np.where(frame >= 0, frame, values_at(name, names.annotation))
 
 
-def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
+def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> _Codes:
     """Return the cause code of each event, or 0 if it has no cause."""
     events = names.events
     label = np.zeros(events.complete, np.uint8)
@@ -371,7 +428,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
         _code(PAGEABLE)
     )
     if names.has_frames or not is_device.any():
-        label[loops(names, kinds, head)] = _code(LOOP)
+        label[loops(names, kinds, head, functions)] = _code(LOOP)
     # This includes the time in which a call that frees memory waits for the device.
     label[np.isin(kinds, (RowKind.ALLOCATION, RowKind.FREE))] = _code(ALLOCATION)
     label[small_kernels(names, kinds) & (label == 0)] = _code(SMALL)

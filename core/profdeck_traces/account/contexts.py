@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from profdeck_traces.account.row_kinds import RowKind
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
-from profdeck_traces.reading.event_names import is_socket_read
+from profdeck_traces.reading.event_names import is_socket_call
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int
 
@@ -21,8 +21,9 @@ _COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*
 def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     """Assign the kind of a file read or output to the user function that contains it.
 
-    The time of such a function includes parsing or formatting. A function keeps its kind if it also runs modules,
-    matrix products or the backward pass, reads from a socket, or contains annotations.
+    The time of such a function includes parsing or formatting. If it both reads and writes, the kind with more time
+    counts. A function keeps its kind if it also runs modules, matrix products or the backward pass, uses a socket, or
+    contains annotations.
 
     Args:
         events: The trace.
@@ -33,17 +34,21 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     if not len(rows):
         return
     is_python = events.has_category({PYTHON})
-    is_socket = events.with_name(is_python, is_socket_read)
+    is_socket = events.with_name(is_python, is_socket_call)
     if is_socket.any():
-        # A built-in read that contains a socket read receives a server reply, so it is not a file read.
+        # A built-in read that contains a socket call receives a server reply, so it is not a file read.
         replies = rows[(counts_inside(events, rows, is_socket) > 0) & (kinds[rows] == RowKind.LOADING_FRAME)]
         replies = replies[is_builtin(events, replies)]
         kinds[replies] = RowKind.FRAME
         rows = np.setdiff1d(rows, replies)
     is_user = events.with_name(is_python, is_user_frame)
     around = events.innermost(is_user)[rows]
-    functions, first = np.unique(around, return_index=True)
-    kind = kinds[rows[first]][functions >= 0]
+    functions, function = np.unique(around, return_inverse=True)
+    is_read = kinds[rows] == RowKind.LOADING_FRAME
+    read_ns, written_ns = (
+        np.bincount(function, weights=events.duration_ns[rows] * of_kind) for of_kind in (is_read, ~is_read)
+    )
+    kind = np.where(read_ns > written_ns, RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME)[functions >= 0]
     functions = functions[functions >= 0].astype(np.int64)
     computes = events.with_name(is_python, lambda name: module_class(name) is not None)
     computes |= events.with_name(~is_python, lambda name: _COMPUTES.search(name) is not None)

@@ -107,6 +107,8 @@ class OwnerTime(OwnerIdentity):
     """
     next_limit: str | None = None
     """Owner kind that would then have the most time on the critical path."""
+    steps_us: tuple[float, ...] = ()
+    """Time in each step of the account. Empty for small owners, and if there are more than 1,000 steps."""
 
 
 @attrs.frozen(kw_only=True)

@@ -46,10 +46,14 @@ def reassigned(
         if key in gains_ns:
             gains[key] = min(gains_ns[key], time_ns) / _NS_PER_US, None
     owners = largest_owners(times, round(account.time_us * _NS_PER_US))
+    steps_us = {(owner.key, owner.time_us): owner.steps_us for owner in account.owners}
     return attrs.evolve(
         account,
         owners=tuple(
-            attrs.evolve(owner, gain_us=gain[0], next_limit=gain[1]) if (gain := gains.get(owner.key)) else owner
+            attrs.evolve(
+                owner, gain_us=gain_us, next_limit=limit, steps_us=steps_us.get((owner.key, owner.time_us), ())
+            )
             for owner in owners
+            for gain_us, limit in [gains.get(owner.key, (None, None))]
         ),
     )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.row_kinds import LAST_CALL, RowKind
-from profdeck_traces.attribution.frames import module_class
+from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
 from profdeck_traces.reading.events import Mask
@@ -34,11 +34,12 @@ def is_compiled_region(name: str) -> bool:
     return _COMPILED.match(name) is not None
 
 
-def loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
+def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> Mask:
     """Return a mask of the events in Python loops over small operators.
 
     A loop is a call of a user function that calls the same operator at least 64 times. Without frames, a loop is an
     annotation or step with at least 512 such calls. Optimizers are excluded, because their loops are part of torch.
+    `functions` is the result of `looping_functions`.
     """
     events = names.events
     rows = np.flatnonzero(names.is_operator)
@@ -49,7 +50,7 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     roots = roots[~in_optimizer]
     if not len(roots):
         return is_loop
-    function = (names.frame if names.has_frames else names.annotation)[roots].astype(np.int64)
+    function = (functions if names.has_frames else names.annotation)[roots].astype(np.int64)
     if names.has_frames:
         roots, function = roots[function >= 0], function[function >= 0]
     if not names.has_frames:
@@ -72,7 +73,7 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
         np.add.at(looped_ns, function[is_used], events.duration_ns[roots[is_used]])
         mostly = np.zeros(events.complete, np.bool_)
         mostly[looping[looped_ns[looping] > _MIN_LOOP_SHARE * events.duration_ns[looping]]] = True
-        is_loop |= values_at(mostly.astype(np.int32), names.frame) > 0
+        is_loop |= values_at(mostly.astype(np.int32), functions) > 0
     return is_loop
 
 
@@ -104,6 +105,52 @@ def _steps(names: Attribution, kinds: _Codes) -> tuple[int, Int]:
     steps = np.flatnonzero((kinds == RowKind.ANNOTATION) & (names.annotation < 0))
     main = int(np.bincount(events.track[steps]).argmax()) if len(steps) else -1
     return main, np.sort(events.start_ns[steps[events.track[steps] == main]])
+
+
+def callers(names: Attribution, kinds: _Codes) -> _Rows:
+    """Return, for each call of a user function, the row of the calling user function in the same step, or -1.
+
+    A function that an ``nn.Module`` calls has no caller. The value is -1 for other events.
+    """
+    events = names.events
+    is_python = events.has_category({PYTHON})
+    is_user = events.with_name(is_python, is_user_frame)
+    is_module = events.with_name(is_python, lambda name: module_class(name) is not None)
+    outer = np.flatnonzero((kinds == RowKind.ANNOTATION) & (names.annotation < 0))
+    while len(outer := np.unique(events.parent[outer])) and outer[-1] >= 0:
+        outer = outer[outer >= 0]
+        is_user[outer] = False
+    caller = values_at(events.innermost(is_user | is_module), events.parent)
+    caller[~is_user | (values_at(is_user.astype(np.int32), caller) <= 0)] = -1
+    return caller
+
+
+def main_callers(names: Attribution, caller: _Rows) -> dict[int, int]:
+    """Return the caller of each user function as name codes: of several callers, the one with the most time.
+
+    Args:
+        names: Owners of all events in the trace.
+        caller: The result of `callers`.
+    """
+    events = names.events
+    rows = np.flatnonzero(caller >= 0)
+    count = np.int64(len(events.names))
+    pairs, pair = np.unique(events.name[rows] * count + events.name[caller[rows]], return_inverse=True)
+    order = np.argsort(np.bincount(pair, weights=events.duration_ns[rows]), kind="stable") if len(pairs) else pair
+    found = (divmod(of_pair, len(events.names)) for of_pair in pairs[order].tolist())
+    return {name: of_name for name, of_name in found if name != of_name}
+
+
+def looping_functions(names: Attribution, caller: _Rows) -> _Rows:
+    """Return the row of each event's user function, or of its caller if that calls the function at least 64 times."""
+    events = names.events
+    rows = np.flatnonzero(caller >= 0)
+    keys = caller[rows] * np.int64(len(events.names)) + events.name[rows]
+    _, index, count = np.unique(keys, return_inverse=True, return_counts=True)
+    function = np.arange(events.complete, dtype=np.int32)
+    is_repeated = count[index] >= _MIN_LOOP
+    function[rows[is_repeated]] = caller[rows[is_repeated]]
+    return values_at(function, names.frame)
 
 
 def between_compiled_regions(names: Attribution, kinds: _Codes) -> Mask:

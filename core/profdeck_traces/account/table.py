@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.causes import PathCauses
+from profdeck_traces.account.causes import MAX_STEPS, PathCauses
 from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerIdentity, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owned_path import OwnedPath
@@ -236,6 +236,7 @@ def _with_gains(
     # A sum of small owners has no name, so it cannot be distinguished from time without an event.
     named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
     gains = [Gain() for _ in named]
+    steps_us: list[list[float]] = [[] for _ in named]
     for window in windows:
         replay = Replay(window.recording, window.events, window.is_used)
         if not replay.is_exact:
@@ -244,7 +245,8 @@ def _with_gains(
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         rows = window.rows_of_trace(rows)
         name = _own_names(names, windows.kinds, rows)
-        for owner, gain in zip(named, gains, strict=True):
+        for owner, gain, of_steps in zip(named, gains, steps_us, strict=True):
+            kind = OwnerKind.from_label(owner.kind)
             found = np.flatnonzero(_has_code(name, owner.name, name_codes))
             columns = _columns(names, windows.kinds, rows[found])[1:]
             fields = (owner.operator, owner.annotation, owner.line, owner.module)
@@ -253,20 +255,29 @@ def _with_gains(
                 of_owner &= _has_code(column, field, codes)
             is_owner = np.zeros(len(rows), np.bool_)
             is_owner[found[of_owner]] = True
-            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
+            replay.add_gain(gain, kind, is_owner)
+            of_steps.extend(_steps_us(window, kind, is_owner))
         causes.add_gains(replay, window)
     # A replay can save more than the owner's time if the walk found no recorded cause for a part of the path.
-    gain_of_owner = {
-        owner.key: (min(gain.saved_ns / _NS_PER_US, owner.time_us), gain.limit.label)
-        for owner, gain in zip(named, gains, strict=True)
-        if gain.is_known
+    largest = {
+        owner.key: attrs.evolve(
+            owner,
+            gain_us=min(gain.saved_ns / _NS_PER_US, owner.time_us) if gain.is_known else None,
+            next_limit=gain.limit.label if gain.is_known else None,
+            steps_us=tuple(of_steps) if len(of_steps) <= MAX_STEPS else (),
+        )
+        for owner, gain, of_steps in zip(named, gains, steps_us, strict=True)
     }
-    return tuple(
-        attrs.evolve(owner, gain_us=gain_of_owner[owner.key][0], next_limit=gain_of_owner[owner.key][1])
-        if owner.key in gain_of_owner
-        else owner
-        for owner in owners
-    ), None
+    return tuple(largest.get(owner.key, owner) for owner in owners), None
+
+
+def _steps_us(window: PathWindow, kind: OwnerKind, is_owner: NDArray[np.bool_]) -> list[float]:
+    """Return the time of an owner in each step of a window. `is_owner` is a mask of its rows in the window."""
+    return [
+        float((path.end - path.begin)[(path.kind == kind) & is_owner[path.row]].sum()) / _NS_PER_US
+        for (_, _, path), is_used in zip(window.recording.parts(), window.is_used.tolist(), strict=True)
+        if is_used and len(path)
+    ]
 
 
 def _has_code(column: NDArray[np.integer], text: str | None, codes: dict[str, list[int]]) -> NDArray[np.bool_]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from profdeck_traces.account import causes
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.collective_skew import can_name_straggler
@@ -35,6 +34,7 @@ _MORE_MICROBATCHES = 4
 _FEWEST_STEPS = 3
 _MORE_WORK = 1.02
 """Minimum ratio of a rank's FLOPs to the other ranks' median that counts as more work."""
+_MIN_REST = 0.1
 _MAX_NAME = 48
 _BETWEEN = OwnerKind.BETWEEN.label
 _WAIT, _COLLECTIVE = OwnerKind.WAIT_FOR_RANK.label, OwnerKind.COLLECTIVE.label
@@ -184,33 +184,39 @@ def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -
     """Return whether waits for a CPU cannot explain that the other ranks wait `time_us` per step for a slow rank.
 
     This is the case if only one side had a busy machine. Otherwise, one owner must explain at least half of the wait,
-    both in total and in most steps. The times of operators in each step are unknown, so they do not count.
+    both in total and in most steps, and grow more than twice as much as the other owners together.
     """
     if slow.rank.devices or not slow.is_contended or not any(view.is_contended for view in others):
         return True
     owner = _main_owner(slow, others, time_us)
     if owner is None:
         return False
-    times = [_steps_us(view, owner) for view in (slow, *others)]
-    if not times[0] or len({len(of_rank) for of_rank in times if of_rank}) > 1:
+    own_us, own_rest_us = _time_and_rest_us(slow, owner)
+    usual = [_time_and_rest_us(view, owner) for view in others]
+    usual_us, usual_rest_us = (statistics.median(times) for times in zip(*usual, strict=True))
+    if usual_rest_us < _MIN_REST * usual_us or 2 * (own_rest_us / usual_rest_us - 1) > own_us / max(usual_us, 1.0) - 1:
         return False
-    of_others = [of_rank or [0.0] * len(times[0]) for of_rank in times[1:]]
-    excess_us: list[float] = [own - statistics.median(step) for own, *step in zip(times[0], *of_others, strict=True)]
+    own_steps_us = _steps_us(slow, owner)
+    others_us = [_steps_us(view, owner) or [usual_us] * len(own_steps_us) for view in others]
+    if not own_steps_us or {*map(len, others_us)} != {len(own_steps_us)}:
+        return False
+    excess_us = [own - statistics.median(step) for own, *step in zip(own_steps_us, *others_us, strict=True)]
     return statistics.median_low(excess_us) >= 0.5 * time_us
 
 
+def _time_and_rest_us(view: RankView, owner: _Owner) -> tuple[float, float]:
+    """Return the time per step of an owner, and of all other owners on the rank's critical path."""
+    times = _own_times_us(view)
+    return times.get(owner, 0.0), sum(times.values()) - times.get(owner, 0.0)
+
+
 def _steps_us(view: RankView, owner: _Owner) -> list[float]:
-    """Return the time of an owner outside operators in each step. Empty if it is unknown or below 0.5 %."""
+    """Return the time of an owner in each step. Empty if it is unknown."""
     account = view.rank.account
-    is_between = owner.kind == _BETWEEN
-    found = [
-        one.steps_us
-        for one in (account.causes if account and (is_between or owner.line) else ())
-        if (one.line, one.annotation) == (owner.line, owner.annotation)
-        and (one.cause == causes.BETWEEN) == is_between
-        and one.cause not in {causes.COMMUNICATION, causes.SYNCHRONISATION}
-    ]
-    return [sum(step) for step in zip(*found, strict=True)]
+    same = [of for of in (account.owners if account else ()) if (of.kind, of.name, of.line, of.annotation) == owner]
+    if not all(of.steps_us for of in same):
+        return []
+    return [sum(of_step) for of_step in zip(*(of.steps_us for of in same), strict=True)]
 
 
 def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int | None, float]:

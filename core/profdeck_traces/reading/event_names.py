@@ -88,7 +88,7 @@ _EXTERNAL_WAIT = re.compile(
     r"<built-in (?:function (?:waitpid|waitid|wait3|wait4|read)>|method (?:recv\w*|connect|accept|sendall|read) of "
     r"(?:_?socket|_?ssl))"
 )
-_SOCKET_READ = re.compile(r"<built-in method (?:recv\w*|read) of (?:_?socket|_?ssl)")
+_SOCKET_CALL = re.compile(r"<built-in method (?:recv\w*|send\w*|connect\w*|read|write) of (?:_?socket|_?ssl)")
 
 
 def call_kind(name: str) -> CallKind:
@@ -171,6 +171,6 @@ def is_external_wait(name: str) -> bool:
     return _EXTERNAL_WAIT.search(name) is not None
 
 
-def is_socket_read(name: str) -> bool:
-    """Return whether a Python frame reads from a socket."""
-    return _SOCKET_READ.search(name) is not None
+def is_socket_call(name: str) -> bool:
+    """Return whether a Python frame connects, reads or writes a socket."""
+    return _SOCKET_CALL.search(name) is not None

@@ -79,6 +79,12 @@ def loop(calls: int) -> Item:
     return function(calls * 20, *[operator("aten::select", 20)] * calls)
 
 
+def compiled(regions: int) -> Item:
+    """Return a call of a compiled function that runs Python code between its regions."""
+    region = ("user_annotation", "Torch-Compiled Region: 0/0", 20)
+    return frame("torch/_dynamo/eval_frame.py(720): _fn", 900, *[region] * regions, function(600))
+
+
 DOUBLE = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["double", "double"]}
 PLANTED: dict[str, tuple[Item, Item]] = {
     "data-loading": (
@@ -118,6 +124,7 @@ PLANTED: dict[str, tuple[Item, Item]] = {
     ),
     "small-operators": (loop(64), loop(50)),
     "python-code": (function(1_100), function(900)),
+    "graph-breaks": (compiled(4), compiled(3)),
     "exposed-communication": tuple(("user_annotation", "gloo:all_reduce", time_us) for time_us in (1_100, 900)),
 }  # fmt: skip
 
@@ -309,3 +316,105 @@ def test_busy_machine_does_not_blame_the_job() -> None:
     run = with_findings(invented_run(attrs.evolve(rank, host_load=load)))
     assert [finding.rule for finding in run.findings] == ["busy-machine"]
     assert state_of(run, "unsteady-steps").reason == "the machine was busy"
+
+
+def helpers(*times_us: float) -> Item:
+    parts = [frame(f"train.py({60 + index}): part_{index}", time_us) for index, time_us in enumerate(times_us)]
+    return function(sum(times_us), *parts)
+
+
+def test_time_of_small_functions_is_summed_at_their_caller(tmp_path: Path) -> None:
+    (finding,) = Job().write(tmp_path / "split.json", [helpers(700, 500, 600)]).findings
+    assert (finding.where.function, finding.where.line) == ("work", 40)
+    assert finding.text == "Python code without operators takes 18% of each step (1.80 ms) in work (train.py:40)."
+    assert finding.gain_us == pytest.approx(1_800)
+
+
+def test_large_function_keeps_its_line(tmp_path: Path) -> None:
+    (finding,) = Job().write(tmp_path / "large.json", [helpers(1_800, 300, 300)]).findings
+    assert (finding.where.function, finding.where.line) == ("part_0", 60)
+
+
+def test_functions_of_a_module_are_not_summed(tmp_path: Path) -> None:
+    parts = [
+        frame("nn.Module: Linear_0", 500, frame(f"train.py({60 + index}): part_{index}", 500)) for index in range(4)
+    ]
+    assert Job().write(tmp_path / "module.json", [function(2_000, *parts)]).findings == ()
+
+
+SHAPES = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+
+
+def forward(module: str = "Net_0", number: int = -1) -> Item:
+    return frame(f"nn.Module: {module}", 1_000, operator("aten::linear", 1_000, SHAPES | {"Sequence number": number}))
+
+
+def backward(sequence: int) -> Item:
+    return operator("LinearBackward0", 500, {"Sequence number": sequence, "Fwd thread id": 1})
+
+
+def stage(name: str, *inner: Item) -> Item:
+    return ("user_annotation", name, sum(item[2] for item in inner), *inner)
+
+
+@pytest.mark.parametrize(
+    ("items", "is_found"),
+    [
+        ([stage("a", forward(number=1), forward(number=2)), backward(1)], True),
+        ([stage("a", forward(number=1), forward()), backward(1)], True),
+        ([forward(number=1), forward(), backward(1)], False),
+        ([stage("a", forward(number=1), forward("Net_1")), backward(1)], False),
+        ([stage("a", forward(number=1)), stage("b", forward()), backward(1)], False),
+        ([stage("a", forward(), forward()), backward(1)], False),
+        (
+            [
+                stage("a", forward(number=1), forward(number=2)),
+                backward(1),
+                backward(2),
+            ],
+            False,
+        ),
+    ],
+    ids=["unused", "without gradients", "without stages", "other module", "other stage", "inference", "both used"],
+)
+def test_repeated_forward_pass(tmp_path: Path, items: list[Item], is_found: bool) -> None:
+    run = Job(steps=3).write(tmp_path / "job.json", items)
+    found = [finding for finding in run.findings if finding.rule == "duplicated-work"]
+    assert len(found) == is_found
+    assert state_of(run, "duplicated-work").state == ("found" if is_found else "clear")
+    if is_found:
+        assert found[0].text == (
+            "Running Net again on the same shapes, without a backward pass, takes 10% of each step (1.00 ms) in main "
+            "(train.py:5)."
+        )
+
+
+def test_repeated_forward_pass_is_not_judged_without_stacks(tmp_path: Path) -> None:
+    run = Job(stacks=False).write(tmp_path / "job.json", [])
+    assert state_of(run, "duplicated-work").state == "not_judged"
+
+
+def test_loop_over_a_helper_function_is_at_its_caller(tmp_path: Path) -> None:
+    calls = [frame("train.py(60): step_of_loop", 20, operator("aten::select", 20))] * 64
+    (finding,) = Job().write(tmp_path / "loop.json", [function(64 * 20, *calls)]).findings
+    assert (finding.rule, finding.where.function) == ("small-operators", "work")
+    assert Job().write(tmp_path / "few.json", [function(50 * 20, *calls[:50])]).findings == ()
+
+
+READ = "<built-in method read of _io.TextIOWrapper object at 0x7f1>"
+WRITE = "<built-in method write of _io.TextIOWrapper object at 0x7f1>"
+
+
+@pytest.mark.parametrize(
+    ("inner", "cause"),
+    [
+        ([frame(READ, 300), frame(WRITE, 100)], "data-loading"),
+        ([frame(READ, 100), frame(WRITE, 300)], "output"),
+        ([frame(READ, 100), frame("<built-in method sendto of _socket.socket object at 0x7f1>", 100)], "python-code"),
+        ([frame(READ, 100), frame("<built-in method connect of _socket.socket object at 0x7f1>", 1_800)], "waiting"),
+    ],
+    ids=["reads", "logs to a file", "sends metrics", "waits for a server"],
+)
+def test_cause_of_a_function_is_what_it_mostly_does(tmp_path: Path, inner: list[Item], cause: str) -> None:
+    run = Job().write(tmp_path / "job.json", [function(2_000, *inner)])
+    assert [finding.rule for finding in run.findings] == [cause]

@@ -288,6 +288,26 @@ def test_slow_operators_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None
     assert (state_of(run, "straggler").state, state_of(run, "straggler").reason) == ("not_judged", BUSY)
 
 
+def rename(path: Path, duration_us: float | None = None) -> None:
+    """Rename all products of a rank. With a duration, divide each into a product of this duration and a sort."""
+    document = json.loads(path.read_text())
+    for one in [one for one in document["traceEvents"] if one["name"].startswith("aten::mm_")]:
+        one["name"] = "aten::mm_"
+        if duration_us is not None:
+            rest = {"name": "aten::sort", "ts": one["ts"] + duration_us, "dur": one["dur"] - duration_us}
+            document["traceEvents"].append(one | rest)
+            one["dur"] = duration_us
+    path.write_text(json.dumps(document))
+
+
+def test_one_slow_operator_on_a_busy_machine_makes_a_straggler(tmp_path: Path) -> None:
+    write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False)
+    for rank in range(3):
+        rename(tmp_path / f"rank{rank}.trace.json", 500 if rank == 1 else None)
+    (finding,) = [finding for finding in on_busy_machine(tmp_path).findings if finding.rule == "straggler"]
+    assert "for rank 1, where aten::sort takes 1.50 ms instead of 0.00 ms" in finding.text
+
+
 def test_busy_machine_does_not_excuse_a_slow_device(tmp_path: Path) -> None:
     run = on_busy_machine(write(tmp_path, {0: 500, 1: 650, 2: 500}))
     assert run.findings[0].rule == "busy-machine"
