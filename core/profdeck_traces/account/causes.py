@@ -180,6 +180,7 @@ class PathCauses:
         """Return the rows on the path of the next step that have a cause."""
         kind = path.kind
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
+        code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
         members = np.flatnonzero(code)
         return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
 

@@ -8,7 +8,7 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 """Kind, name, operator, module, annotation, line, rank and awaited kind of an owner."""
 
 
-NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank"})
+NAMELESS = frozenset({"between", "not recorded", "profiler", "wait for thread", "wait for rank"})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 
 

@@ -16,7 +16,7 @@ _LIBRARY = re.compile(
     r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*|(?:core|plugins)[\\/]profdeck(?:_\w+)?)[\\/]"
     r"|.*[\\/]torchinductor_"
 )
-_PROFILER = re.compile(r"(?:.*[\\/])?profdeck(?:_\w+)?[\\/]")
+_PROFILER = re.compile(r"(?:.*[\\/])?(?:profdeck(?:_\w+)?[\\/]|torch[\\/]profiler[\\/]profiler\.py\()")
 _TYPED_IN = re.compile(r"<stdin>|<ipython-input.*")
 
 
@@ -27,7 +27,7 @@ def module_class(name: str) -> str | None:
 
 
 def is_profiler_frame(name: str) -> bool:
-    """Return whether a frame is a profdeck function."""
+    """Return whether a frame is a function of profdeck or of ``torch.profiler.profile``."""
     return _PROFILER.match(name) is not None
 
 
