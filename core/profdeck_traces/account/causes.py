@@ -21,9 +21,10 @@ from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.event_work import CountedCalls
-from profdeck_traces.attribution.frames import is_profiler_frame, is_user_frame
+from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
+from profdeck_traces.reading.event_names import is_profiler_frame
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
 

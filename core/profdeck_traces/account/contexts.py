@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.row_kinds import LAST_ANNOTATION, LAST_CALL, RowKind
-from profdeck_traces.attribution.frames import is_profiler_frame, is_user_frame, module_class
+from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
-from profdeck_traces.reading.event_names import is_socket_read
+from profdeck_traces.reading.event_names import is_profiler_frame, is_socket_read
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int, parents
 

@@ -16,15 +16,12 @@ from profdeck_traces.account.row_kinds import (
     SYNCS,
     RowKind,
 )
-from profdeck_traces.attribution.frames import is_profiler_frame
-from profdeck_traces.reading.columns import PYTHON
 from profdeck_traces.reading.event_names import is_external_wait, is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
-_OUTER_FRAMES = 8
 _INITIAL_NS = 1_000_000  # frames that start within this time of the recording's start were already open
 _NEAR = 0.5
 """Maximum time between the ends of a gap and of a collective, as a fraction of the wait until the earlier end."""
@@ -235,17 +232,9 @@ class HostThreads:
         is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
         with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
         others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
-        others = [track for track in others if not self._is_of_profiler(events, track)]
         self.helpers = {track for track in others if with_work[track]}
         self.other_runs = _Runs(self, others, State.FRAME)
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
-
-    def _is_of_profiler(self, events: Events, track: int) -> bool:
-        """Return whether profdeck started a thread, for example to check limits during the recording."""
-        rows = self.row[self.first[track] : self.first[track] + _OUTER_FRAMES].tolist()
-        is_frame = events.has_category({PYTHON})
-        names = (events.names[events.name[row]] for row in rows if row >= 0 and is_frame[row])
-        return is_profiler_frame(next((name for name in names if not name.startswith("threading.py(")), ""))
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
         """Mark the segments at which the walk may leave the thread. Other segments are copied to the path."""

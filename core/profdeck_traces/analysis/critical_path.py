@@ -15,7 +15,7 @@ from profdeck_traces.account.windows import PathWindows
 from profdeck_traces.analysis.classes import COMMUNICATION, Classifier
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.launches import launched_work
-from profdeck_traces.analysis.step_names import GLOBAL_STEP, StepNames
+from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
 from profdeck_traces.analysis.steps import TraceSteps, find_steps
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.base.errors import TraceError
@@ -91,9 +91,12 @@ def path_windows(
 def _switches(steps: TraceSteps) -> Int:
     """Return when the profiler began to switch to each step, which is the step's start if it did not.
 
-    ``torch.profiler.profile.step`` ends the annotation of a global step and starts that of the next one.
+    ``torch.profiler.profile.step`` ends the annotation of a global step and starts that of the next one. Engines, whose
+    traces contain iterations, are idle between two steps.
     """
     switched_from = steps.start_ns.copy()
+    if len(steps.host[ITERATION].step):
+        return switched_from
     numbers = [mark.step if mark.kind == GLOBAL_STEP else None for mark in steps.marks]
     previous: dict[tuple[int, int], int] = {}
     for row, (name, track) in enumerate(zip(steps.name.tolist(), steps.track.tolist(), strict=True)):
