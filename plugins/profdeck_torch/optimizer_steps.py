@@ -143,6 +143,8 @@ class StepSource:
             if self.clock_names[-1:] != [name]:
                 self.clock_names.append(name)
         self._others.clear()
+        if capture := self.profiler.active:
+            capture.end_step()  # before any other work of the profiler
         if is_repeated:
             self.other_steps[name] -= 1
             self.profiler.close(

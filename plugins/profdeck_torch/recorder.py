@@ -241,6 +241,7 @@ class _Cycle:
         if self.lost:
             other_profilers.abandon_recording()
             return
+        self.end_step()
         if self.first is not None:
             self._record_clock_anchor()
         if not torch.cuda.is_initialized():

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, strategies as st  # noqa: E402  # after importorskip
 
 from processes import until  # noqa: E402
-from profdeck import Profiler, Status  # noqa: E402
+from profdeck import Profiler, Status, hookimpl  # noqa: E402
 from profdeck.backends import trace_analysis  # noqa: E402
 from profdeck.config.schedule import Window, WindowPhase  # noqa: E402
 from profdeck.records.manifest import read_manifest  # noqa: E402
@@ -115,6 +115,39 @@ def test_capture_contains_its_steps_stages_and_origin(build, model, tmp_path: Pa
     assert trace["traceName"].endswith("rank_0000.step2.trace.json")
     assert report.captures[0].ranks[0].events == sum("ph" in event for event in trace["traceEvents"])
     assert {file.name for file in path.parent.iterdir()} == {"rank_0000.step2.json", "rank_0000.step2.trace.json.gz"}
+
+
+@pytest.mark.parametrize("ends_with", ["stop", "step"])
+def test_steps_exclude_the_work_of_plugins(build, model, tmp_path: Path, ends_with: str) -> None:
+    class SlowListener:
+        @hookimpl(tryfirst=True)
+        def profile_step(self) -> None:
+            with torch.profiler.record_function("listener"):
+                pass
+
+        @hookimpl(tryfirst=True)
+        def profile_stop(self) -> None:
+            with torch.profiler.record_function("listener"):
+                pass
+
+    profiler = build(steps=["2..3"])
+    profiler.register(SlowListener(), "slow")
+    try:
+        for step in range(2, 4):
+            profiler.start(step)
+            work(model)
+            if ends_with == "step":
+                profiler.step(step)
+            profiler.stop()
+    finally:
+        profiler.unregister("slow")
+    (path,) = traces(tmp_path / "run")
+    annotations = [event for event in load(path)["traceEvents"] if event.get("cat") == "user_annotation"]
+    intervals = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in annotations]
+    steps = [interval for interval in intervals if interval[0].startswith("ProfilerStep#")]
+    listeners = [interval for interval in intervals if interval[0] == "listener"]
+    assert (len(steps), len(listeners)) == (2, 2)
+    assert not [name for name, begin, end in steps for _, started, _ in listeners if begin <= started < end], intervals
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ class Recording:
                 self.capture.passed_over += 1
             yield from self.start()
             return
+        self._end_step(step.unit)
         self._limits.end_first_unit()
         for call in self._hooks.calls("profile_step"):
             if call.plugin not in self._started:
@@ -228,6 +229,14 @@ class Recording:
                 wrapper = call.failed_wrapper(error)
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
                 self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe_error(error)}", error)
+
+    def _end_step(self, unit: Unit) -> None:
+        """End the annotation of the current step, so that it excludes the work of plugins. Ignore other units."""
+        try:
+            if unit is self.capture.unit:
+                self.capture.end_step()
+        except Exception as error:  # noqa: BLE001  # the recording must continue or stop
+            self._add_problem(f"The annotation of the step was not ended: {describe_error(error)}", error)
 
     def _stop_plugin(self, call: HookCall) -> Operation[tuple[Output, ...]]:
         """Stop a plugin that has started, and return its outputs. A failure becomes a problem or a note."""
@@ -373,6 +382,7 @@ class Recording:
     def stop_recording(self, reason: str | None) -> Operation[None]:
         """Stop the ``tryfirst`` listeners and the backend, on the thread that started; `write` must follow."""
         capture = self.capture
+        self._end_step(capture.unit)
         self.end_watch()
         capture.move_to(CaptureState.STOPPING)
         if (start := self._counters) is not None:

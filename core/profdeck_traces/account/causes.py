@@ -31,9 +31,10 @@ from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.event_work import CountedCalls
-from profdeck_traces.attribution.frames import is_profiler_frame, is_user_frame
+from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
+from profdeck_traces.reading.event_names import is_profiler_frame
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
 
@@ -198,6 +199,7 @@ class PathCauses:
         """Return the rows on the path of the next step that have a cause."""
         kind = path.kind
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
+        code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
         members = np.flatnonzero(code)
         return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
 

@@ -1,4 +1,4 @@
-"""Detects user functions that read data or write output, based on the file operations inside them."""
+"""Classification of functions by the events inside them: the profiler's own work, file reads and output."""
 
 from __future__ import annotations
 
@@ -8,14 +8,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.row_kinds import RowKind
+from profdeck_traces.account.row_kinds import LAST_ANNOTATION, LAST_CALL, RowKind
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
-from profdeck_traces.reading.event_names import is_socket_call
+from profdeck_traces.reading.event_names import is_profiler_frame, is_socket_call
 from profdeck_traces.reading.events import Events, Mask
-from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.intervals import Int, parents
 
 _COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*)$|Optimizer\.step")
+
+
+def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
+    """Mark the frames of the profiler as overhead.
+
+    If a frame runs no code of the job, the frames inside it are removed, so that its entire time is overhead. The code
+    of the job is operators, runtime calls, modules and user functions. Garbage collections are kept.
+
+    Args:
+        events: The trace.
+        kinds: `RowKind` of each row; changed in place.
+    """
+    is_python = events.has_category({PYTHON}) & (kinds != RowKind.OTHER)
+    frames = np.flatnonzero(events.with_name(is_python, is_profiler_frame))
+    if not len(frames):
+        return
+    runs_job = ~is_python & (kinds > LAST_ANNOTATION) & (kinds <= LAST_CALL) & (kinds != RowKind.GC_FRAME)
+    runs_job |= events.with_name(is_python, lambda name: is_user_frame(name) or module_class(name) is not None)
+    is_own = np.zeros(events.complete, np.bool_)
+    is_own[frames[counts_inside(events, frames, runs_job) == 0]] = True
+    inside = parents(events.track, events.start_ns, events.start_ns + events.duration_ns * is_own) >= 0
+    kinds[frames] = RowKind.OVERHEAD
+    kinds[inside & is_python & (kinds != RowKind.GC_FRAME)] = RowKind.OTHER
 
 
 def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:

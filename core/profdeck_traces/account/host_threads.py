@@ -16,14 +16,12 @@ from profdeck_traces.account.row_kinds import (
     SYNCS,
     RowKind,
 )
-from profdeck_traces.attribution.frames import is_profiler_frame
 from profdeck_traces.reading.event_names import is_external_wait, is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
-_OUTER_FRAMES = 8
 _INITIAL_NS = 1_000_000  # frames that start within this time of the recording's start were already open
 _NEAR = 0.5
 """Maximum time between the ends of a gap and of a collective, as a fraction of the wait until the earlier end."""
@@ -50,13 +48,20 @@ class HostThreads:
     inside the ``__enter__`` frame and ends inside the ``__exit__`` frame.
     """
 
-    def __init__(self, events: Events, kinds: NDArray[np.uint8], main: int | None) -> None:
+    def __init__(
+        self,
+        events: Events,
+        kinds: NDArray[np.uint8],
+        main: int | None,
+        switches: tuple[Int, Int] = (np.zeros(0, np.int64), np.zeros(0, np.int64)),
+    ) -> None:
         """Split the threads into segments.
 
         Args:
             events: The trace.
             kinds: `RowKind` of each row.
             main: Track of the thread that annotates the steps, or ``None`` to use the thread with the most operators.
+            switches: Sorted start and end times of intervals in which the main thread's gaps belong to the profiler.
         """
         is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
         is_call = is_host & (kinds > LAST_ANNOTATION)
@@ -76,6 +81,7 @@ class HostThreads:
             if len(part[0]):
                 track = int(events.track[begin])
                 if track == self.main:
+                    part = _with_switches(switches, *part)
                     _mark_sleep(events, part[1], part[2], part[3])
                 else:
                     _mark_initial_wait(events, *part)
@@ -226,16 +232,9 @@ class HostThreads:
         is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
         with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
         others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
-        others = [track for track in others if not self._is_of_profiler(events, track)]
         self.helpers = {track for track in others if with_work[track]}
         self.other_runs = _Runs(self, others, State.FRAME)
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
-
-    def _is_of_profiler(self, events: Events, track: int) -> bool:
-        """Return whether profdeck started a thread, for example to check limits during the recording."""
-        rows = self.row[self.first[track] : self.first[track] + _OUTER_FRAMES].tolist()
-        names = (events.names[events.name[row]] for row in rows if row >= 0 and self.kinds[row] == RowKind.FRAME)
-        return is_profiler_frame(next((name for name in names if not name.startswith("threading.py(")), ""))
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
         """Mark the segments at which the walk may leave the thread. Other segments are copied to the path."""
@@ -309,19 +308,46 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     cut, place = segments(events.start_ns[annotations], events.end_ns[annotations])
     if not len(cut):
         return begin, row, owner, state
-    added = cut[begin.searchsorted(cut, side="right") == begin.searchsorted(cut)]
-    at = begin.searchsorted(added)
-    segment = np.cumsum(np.insert(np.ones(len(begin), np.int64), at, 0)) - 1
-    begin = np.insert(begin, at, added)
-    # If an annotation precedes the first call, the thread starts with a gap.
-    row, owner, state = (
-        np.append(values, np.array(of_gap, values.dtype))[segment]
-        for values, of_gap in ((row, -1), (owner, OwnerKind.BETWEEN), (state, State.GAP))
-    )
+    begin, row, owner, state = _split(cut, begin, row, owner, state)
     annotation = np.maximum(cut.searchsorted(begin, side="right") - 1, 0)
     is_annotated = (state == State.GAP) & (begin >= cut[0]) & (place[annotation] >= 0)
     row[is_annotated] = annotations[place[annotation[is_annotated]]]
     return begin, row, owner, state
+
+
+def _with_switches(
+    switches: tuple[Int, Int],
+    begin: Int,
+    row: NDArray[np.int32],
+    owner: NDArray[np.uint8],
+    state: NDArray[np.uint8],
+) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Split segments at the boundaries of switches between steps, and assign the gaps in them to the profiler."""
+    first_ns, last_ns = switches
+    in_thread = (first_ns >= begin[0]) & (first_ns < last_ns) & (last_ns <= begin[-1])
+    if not in_thread.any():
+        return begin, row, owner, state
+    cut = np.unique([first_ns[in_thread], last_ns[in_thread]])
+    begin, row, owner, state = _split(cut, begin, row, owner, state)
+    switch = first_ns.searchsorted(begin, side="right") - 1
+    is_own = (state == State.GAP) & (switch >= 0) & (begin < last_ns[switch])
+    row[is_own], owner[is_own] = -1, OwnerKind.PROFILER
+    return begin, row, owner, state
+
+
+def _split(
+    cut: Int, begin: Int, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]
+) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Split segments at sorted times."""
+    added = cut[begin.searchsorted(cut, side="right") == begin.searchsorted(cut)]
+    at = begin.searchsorted(added)
+    segment = np.cumsum(np.insert(np.ones(len(begin), np.int64), at, 0)) - 1
+    # If a time precedes the first call, the thread starts with a gap.
+    row, owner, state = (
+        np.append(values, np.array(of_gap, values.dtype))[segment]
+        for values, of_gap in ((row, -1), (owner, OwnerKind.BETWEEN), (state, State.GAP))
+    )
+    return np.insert(begin, at, added), row, owner, state
 
 
 def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:

@@ -8,7 +8,7 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 """Kind, name, operator, module, annotation, line, rank, awaited kind and peer of an owner."""
 
 
-NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role"})
+NAMELESS = frozenset({"between", "not recorded", "profiler", "wait for thread", "wait for rank", "wait for role"})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 
 

@@ -23,6 +23,17 @@ class StepAnnotations:
     track: Int
     begin: Int
     end: Int
+    switched_from: Int = attrs.field()
+    """End of the previous step if only the profiler runs until `begin`; otherwise `begin`."""
+
+    @switched_from.default
+    def _(self) -> Int:
+        return self.begin
+
+    def __getitem__(self, selection: slice | NDArray[np.bool_] | Int) -> StepAnnotations:
+        return StepAnnotations(
+            self.track[selection], self.begin[selection], self.end[selection], self.switched_from[selection]
+        )
 
 
 @attrs.frozen(eq=False)
@@ -61,9 +72,10 @@ def path_of(
     tracks = steps.track
     main = int(np.bincount(tracks).argmax()) if len(tracks) else None
     used = np.flatnonzero(tracks == main) if main is not None else np.zeros(0, np.int64)
-    threads = HostThreads(events, kinds, main)
+    of_main = steps[used]
+    threads = HostThreads(events, kinds, main, (of_main.switched_from, of_main.begin))
     work = DeviceEvents(events, launch, kinds)
-    borders = find_borders(threads, work, steps.begin[used], steps.end[used], rule)
+    borders = find_borders(threads, work, of_main.begin, of_main.end, rule)
     walk = BackwardWalk(events, kinds, threads, work)
     if not len(borders.times):
         none = np.zeros(0, np.int64)

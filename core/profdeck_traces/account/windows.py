@@ -68,7 +68,7 @@ class PathWindows:
         self.has_steps = len(steps.track) > 0
         self._names, self._events = names, names.events
         main = steps.track == np.bincount(steps.track).argmax() if self.has_steps else np.zeros(0, np.bool_)
-        self._steps = StepAnnotations(steps.track[main], steps.begin[main], steps.end[main])
+        self._steps = steps[main]
         self._excluded = excluded[main]
         self._parts: list[tuple[int, int]] = []
         if self._events.complete > MAX_WHOLE_EVENTS and (self.has_steps or main_track(self._events, kinds) >= 0):
@@ -127,7 +127,7 @@ class PathWindows:
         """Compute the path through the steps from `first` up to, but not including, `last`."""
         margin = max(1, (last - first) // _CONTEXT)
         begin, end = max(0, first - margin), min(len(self._steps.track), last + margin)
-        steps = StepAnnotations(self._steps.track[begin:end], self._steps.begin[begin:end], self._steps.end[begin:end])
+        steps = self._steps[begin:end]
         rule, done = self._borders
         end_ns = int(done[begin:end].max()) if rule == DEVICE else max(int(steps.end.max()), int(steps.begin[-1]))
         rows = self._rows(int(steps.begin[0]), end_ns)

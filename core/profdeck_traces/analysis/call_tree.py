@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -21,9 +20,6 @@ _MOST_NODES = 100_000
 _MOST_FRAMES, _MOST_FUNCTIONS = 2000, 200
 _LEAST_SHARE = 0.001
 _NS_PER_US = 1000
-_THREAD_ENTRY = re.compile(r"(^|/)threading\.py\(\d+\): (_bootstrap|_bootstrap_inner|run)$")
-_MOST_THREAD_ENTRIES = 4
-_PROFDECK_FUNCTION = re.compile(r"(^|/)profdeck(_[a-z]+)?/[\w/]+\.py\(\d+\): ")
 
 
 @attrs.define
@@ -67,8 +63,6 @@ class CallTree:
 
     def _add_track(self, calls: Columns) -> None:
         calls = calls[nesting_order(calls.track, calls.start_ns, calls.end_ns)]
-        if self._is_thread_of_profdeck(calls):
-            return
         thread = self._thread(int(calls.track[0]))
         nested = nesting(calls.start_ns, calls.end_ns)
         if nested is None:
@@ -96,18 +90,6 @@ class CallTree:
             one.total_ns += total_ns
             one.self_ns += self_ns
         self._nodes[thread].total_ns += int(duration[nested.parent < 0].sum())
-
-    def _is_thread_of_profdeck(self, calls: Columns) -> bool:
-        """Return whether profdeck started the thread: its outermost function after those of `threading` is profdeck's.
-
-        Args:
-            calls: The calls on the thread, outer calls first.
-        """
-        for number, name in enumerate(calls.name[:_MOST_THREAD_ENTRIES].tolist()):
-            function = self._tables.names[name]
-            if _THREAD_ENTRY.search(function) is None:
-                return number > 0 and _PROFDECK_FUNCTION.search(function) is not None
-        return False
 
     def _add_overlapping(self, calls: Columns, thread: int) -> None:  # noqa: C901 - one sweep over time
         """Add calls that overlap without nesting. Each call is treated as nested in the calls that are already open."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from profdeck_traces.account.contexts import mark_file_functions
+from profdeck_traces.account.contexts import mark_file_functions, mark_profiler_frames
 from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
@@ -15,11 +15,12 @@ from profdeck_traces.account.windows import PathWindows
 from profdeck_traces.analysis.classes import COMMUNICATION, Classifier
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.launches import launched_work
-from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
 from profdeck_traces.analysis.steps import TraceSteps, find_steps
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading.columns import DEVICE_WORK
+from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.trace import Trace
 
 PATH_NAME, PATH_CATEGORY = "critical path", "critical_path"
@@ -77,8 +78,31 @@ def path_windows(
     of_kind = np.array([steps.marks[name].kind == kind for name in steps.name.tolist()], dtype=bool) & (track >= 0)
     is_valid = np.zeros(names.events.complete, dtype=bool)
     is_valid[events.row[events.row >= 0]] = True
-    annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
+    annotations = StepAnnotations(
+        track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind], _switches(steps)[of_kind]
+    )
     kinds = row_kinds(names.events, step_names.is_step, is_collective)
     kinds[~is_valid] = RowKind.OTHER
+    mark_profiler_frames(names.events, kinds)
     mark_file_functions(names.events, kinds)
     return PathWindows(names, kinds, annotations, steps.excluded[of_kind])
+
+
+def _switches(steps: TraceSteps) -> Int:
+    """Return when the profiler began to switch to each step, which is the step's start if it did not.
+
+    ``torch.profiler.profile.step`` ends the annotation of a global step and starts that of the next one. Engines, whose
+    traces contain iterations, are idle between two steps.
+    """
+    switched_from = steps.start_ns.copy()
+    if len(steps.host[ITERATION].step):
+        return switched_from
+    numbers = [mark.step if mark.kind == GLOBAL_STEP else None for mark in steps.marks]
+    previous: dict[tuple[int, int], int] = {}
+    for row, (name, track) in enumerate(zip(steps.name.tolist(), steps.track.tolist(), strict=True)):
+        number = numbers[name]
+        if number is None:
+            continue
+        switched_from[row] = min(steps.start_ns[row], previous.get((track, number - 1), steps.start_ns[row]))
+        previous = {(track, number): int(steps.end_ns[row])}
+    return switched_from

@@ -16,7 +16,6 @@ _LIBRARY = re.compile(
     r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*|(?:core|plugins)[\\/]profdeck(?:_\w+)?)[\\/]"
     r"|.*[\\/]torchinductor_"
 )
-_PROFILER = re.compile(r"(?:.*[\\/])?profdeck(?:_\w+)?[\\/]")
 _TYPED_IN = re.compile(r"<stdin>|<ipython-input.*")
 
 
@@ -24,11 +23,6 @@ def module_class(name: str) -> str | None:
     """Return the class name from an ``nn.Module`` frame, or None for other frames."""
     module = _MODULE.fullmatch(name)
     return None if module is None else module["class_name"]
-
-
-def is_profiler_frame(name: str) -> bool:
-    """Return whether a frame is a profdeck function."""
-    return _PROFILER.match(name) is not None
 
 
 def parse_frame(name: str) -> tuple[str, int, str] | None:

@@ -38,7 +38,7 @@ class Attribution:
         """
         self.events = events
         is_annotation, is_operator = events.has_category({ANNOTATION}), events.has_category({OPERATOR})
-        step = events.with_name(is_annotation | is_operator, is_step)
+        self._is_step = step = events.with_name(is_annotation | is_operator, is_step)
         self._is_annotation: Mask = is_annotation & ~step
         self.is_operator: Mask = is_operator & ~step
         """True for each operator that is not a step."""
@@ -90,8 +90,11 @@ class Attribution:
 
     @functools.cached_property
     def annotation(self) -> Rows:
-        """The innermost annotation around the event that is not a step."""
-        return self.innermost(self._is_annotation)
+        """The innermost annotation around the event that is not a step; -1 for steps."""
+        # A step can start inside an annotation of the previous step, such as that of the optimizer.
+        around = self.events.innermost(self._is_annotation)
+        around[self._is_step] = -1
+        return self._at_host(around)
 
     @functools.cached_property
     def forward(self) -> Rows:

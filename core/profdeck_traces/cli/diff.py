@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +55,7 @@ _IMPORTANT = (
 """Lists in the JSON document, most important first."""
 _LEAST_OWNER = 0.001
 """Smallest owner change that is shown, as a fraction of the step."""
+_FEWEST_OWNERS = 3
 _NS_PER_US = 1000
 _STYLES = {"slower": "red", "faster": "green", "inconclusive": "yellow", "appeared": "yellow", "vanished": "yellow"}
 
@@ -85,7 +88,7 @@ def command(  # noqa: PLR0913 - the options of the command line
 
     A difference counts as a change if it exceeds both the noise between repeated steps and 0.1% of the total. If a side
     has fewer than 3 steps, the noise is unknown: a kernel must differ by 5%, and the run's result is inconclusive. The
-    exit code is 6 if the result of a role is inconclusive.
+    exit code is 6 if the result of a role is inconclusive. A terminal shows the tables that fit, and a pipe shows all.
     """
     from profdeck_traces.analysis.diff import diff_runs
 
@@ -120,20 +123,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         }
         json_limit.print_limited(document, max_bytes, _IMPORTANT)
     else:
-        console = terminal.stdout_console()
-        width = text_layout.width_of(console, full_names=full_names)
-        lines: list[Text] = []
-        for role, change in judgement.regressions:
-            lines += text_layout.wrapped(
-                f"Over the limit: {headline_of(role, change, judgement.limit)}",
-                width,
-                indent="  ",
-                first="",
-                style="red",
-            )
-        for role in diff.roles:
-            lines += [*([Text()] if lines else []), *_lines(role, judgement.limit, top or None, width, diff)]
-        text_layout.show(console, lines)
+        _print(diff, judgement, top, full_names=full_names)
     verdicts = "" if json else "\n".join(verdict_of(role, judgement.limit) for role in diff.roles)
     judgement.end(problems, verdicts=verdicts)
 
@@ -177,37 +167,83 @@ def _plain(diff: RunDiff, limit: float, top: int | None) -> dict[str, Any]:
     return plain
 
 
-def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunDiff) -> list[Text]:
-    """Return the lines for a role: the verdict, its basis, and tables of the largest changes.
+def _print(diff: RunDiff, judgement: regression_limit.Judgement, top: int, *, full_names: bool) -> None:
+    """Print the verdicts of all roles, followed by the tables that fit on the screen, or by all tables in a pipe."""
+    console = terminal.stdout_console()
+    width = text_layout.width_of(console, full_names=full_names)
+    lines: list[Text] = []
+    for role, change in judgement.regressions:
+        text = f"Over the limit: {headline_of(role, change, judgement.limit)}"
+        lines += text_layout.wrapped(text, width, indent="  ", first="", style="red")
+    for role in diff.roles:
+        lines += [*([Text()] if lines else []), *_heading(role, judgement.limit, width)]
+    tables = [table for role in diff.roles for table in _tables(role, top or None, width, len(diff.roles) > 1)]
+    notes: list[str] = []
+    if top and sys.stdout.isatty():
+        # One line is left for the prompt.
+        tables, notes = text_layout.fitted(tables, console.height - 1 - len(lines), "--top 0")
+    for block in (
+        *(table.lines for table in tables),
+        *(text_layout.wrapped(note, width, style="dim") for note in notes),
+    ):
+        lines += [Text(), *block]
+    text_layout.show(console, lines)
+
+
+def _heading(role: RoleDiff, limit: float, width: int) -> list[Text]:
+    """Return the verdict of a role and its basis.
 
     Args:
         role: The comparison of the role.
         limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
-        top: Number of changes of each kind; ``None`` for all.
         width: Width of the terminal.
-        diff: The comparison of all roles.
     """
-    named = len(diff.roles) > 1
     lines = text_layout.wrapped(verdict_of(role, limit), width, indent="  ", first="", style=_style_of(role, limit))
     for change in role.iterations if len(role.iterations) > 1 else ():
         lines += text_layout.wrapped(headline_of(role, change, limit), width, indent="    ", first="  ")
-    lines += text_layout.wrapped(" ".join([basis_of(role), *role.notes]), width, style="dim")
-    if role.account is not None:
-        lines += _account(_named("owner on the critical path", role, named=named), role.account, top, width)
-    lines += _table(_named("sum", role, named=named), role, role.overall, width)
+    return lines + text_layout.wrapped(" ".join([basis_of(role), *role.notes]), width, style="dim")
+
+
+def _tables(role: RoleDiff, top: int | None, width: int, named: bool) -> list[text_layout.ScreenTable]:  # noqa: FBT001
+    """Return the tables of the largest changes of a role. The account is the first table to get space on a screen.
+
+    Args:
+        role: The comparison of the role.
+        top: Number of changes of each kind; ``None`` for all.
+        width: Width of the terminal.
+        named: Include the name of the role in the headings.
+    """
+    tables = []
+    if (account := role.account) is not None:
+        heading = _named("owner on the critical path", role, named=named)
+        most = len(account.owners) if top is None else top
+        render = functools.partial(_account, heading, account, width)
+        tables.append(text_layout.ScreenTable(render, 1, most, _FEWEST_OWNERS))
+    overall = functools.partial(_table, _named("sum", role, named=named), role, role.overall, width)
+    tables.append(text_layout.ScreenTable(lambda _: overall(), 3, 1, 1))
     same = []
     for section, heading in SECTIONS.items():
         changes: tuple[Change, ...] = getattr(role, section)
         changed = [change for change in changes if change.verdict != "same"]
-        lines += _table(_named(heading, role, named=named), role, changed[:top], width, section=section)
-        if more := len(changed) - len(changed[:top]):
-            lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
+        section_lines = functools.partial(_section, _named(heading, role, named=named), role, changed, width, section)
+        tables.append(text_layout.ScreenTable(section_lines, 2, len(changed) if top is None else top, 1))
         if len(changes) > len(changed):
             same.append(counted(len(changes) - len(changed), section))
-    return [*lines, *([Text(), Text(f"The same: {', '.join(same)}.")] if same else [])]
+    text = f"The same: {', '.join(same)}." if same else ""
+    tables.append(text_layout.ScreenTable(lambda _: text_layout.wrapped(text, width), 4, 1, 1))
+    return [table for table in tables if table.lines]
 
 
-def _account(heading: str, account: AccountDiff, top: int | None, width: int) -> list[Text]:
+def _section(  # noqa: PLR0913, PLR0917 - the last parameter varies
+    heading: str, role: RoleDiff, changed: Sequence[Change], width: int, section: str, limit: int
+) -> list[Text]:
+    lines = _table(heading, role, changed[:limit], width, section=section)
+    if more := len(changed) - len(changed[:limit]):
+        lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
+    return lines
+
+
+def _account(heading: str, account: AccountDiff, width: int, limit: int) -> list[Text]:
     """Format the owners whose time changed. The last row is the step, the sum of all other rows."""
     times: dict[tuple[str, str | None, str | None, str | None, str], tuple[int, int]] = {}
     for owner in account.owners:
@@ -217,7 +253,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
     least = _LEAST_OWNER * max(account.step_before_ns, account.step_after_ns)
     changed = [key for key, (before, after) in times.items() if abs(after - before) >= least]
     changed = [key for key in changed if key[1] or key[0] in NAMELESS]
-    shown = sorted(changed, key=lambda key: -abs(times[key][1] - times[key][0]))[:top]
+    shown = sorted(changed, key=lambda key: -abs(times[key][1] - times[key][0]))[:limit]
     if not shown:
         return []
     is_unlimited = width >= text_layout.UNLIMITED
@@ -234,7 +270,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
         rows.append([*_of_times(before, after), plural(len(others), "other owner"), ""])
     rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "all owners", ""])
     header = ("before ms", "after ms", "change ms", heading, "location")
-    lines = [Text(), *text_layout.aligned(header, rows, width, left=(heading,))]
+    lines = text_layout.aligned(header, rows, width, left=(heading,))
     if account.borders_before != account.borders_after:
         rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"
         text = f"The steps have different border rules ({rules}). Owners near the borders may not correspond."
@@ -284,7 +320,7 @@ def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, 
     lines = text_layout.aligned(header, rows, width, left=("per", "class", "verdict"), cut=cut)
     for line, change in zip(lines[1:], changes, strict=True):
         line.stylize(_STYLES.get(change.verdict, ""))
-    return [Text(), *lines]
+    return lines
 
 
 def _in_words(change: Change, of_category: dict[str, Change]) -> str:

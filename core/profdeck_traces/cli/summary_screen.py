@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.owner_labels import origin_label, owner_label, short_event
 from profdeck_traces.cli.server_table import server_table
-from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
+from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, beside, fitted, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
 
 if TYPE_CHECKING:
@@ -78,60 +78,13 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
         reserved = sum(len(account) + 1 for account in accounts) + 2 * (len(notes) + 1)
         lines += _findings(run.findings, width, screen.findings, max_lines=room - reserved)
         room = screen.height - 1 - len(lines)
-        fitted = _fitted(tables, room - 2 * len(notes))
-        if len(fitted) < len(tables):
-            fitted = _fitted(tables, room - 2 * len(notes) - 2)
-            hidden = plural(len(tables) - len(fitted), "more table")
-            notes.append(f"{hidden} in a taller terminal, in a pipe, or with --full.")
-        tables = fitted
+        tables, hidden = fitted(tables, room - 2 * len(notes), "--full")
+        notes += hidden
     for table in tables:
         lines += [Text(), *table.lines]
     for note in notes:
         lines += [Text(), *wrapped(note, width, style="dim")]
     return lines
-
-
-@attrs.define(eq=False)
-class _Table:
-    """A table of a role, with a variable number of rows."""
-
-    render: Callable[[int], list[Text]]
-    """Function that formats the table with at most the given number of rows."""
-    priority: int
-    """Order in which tables are given space on the screen. Tables with priority 0 are always shown."""
-    rows: int
-    """Number of rows to show. Initially the maximum."""
-    fewest: int
-    """Minimum number of rows. If they do not fit, the table is hidden."""
-
-    @property
-    def lines(self) -> list[Text]:
-        return self.render(self.rows)
-
-
-def _fitted(tables: Sequence[_Table], room: int) -> list[_Table]:
-    """Return the tables that fit in `room` lines, each with as many rows as possible.
-
-    First, tables get their minimum number of rows, in order of priority. Then they take turns growing by one row.
-    """
-    shown = []
-    for index, table in sorted(enumerate(tables), key=lambda item: item[1].priority):
-        small = attrs.evolve(table, rows=min(table.fewest, table.rows))
-        size = len(small.lines) + 1
-        if size <= room or table.priority == 0:
-            shown.append((index, small, table.rows))
-            room -= size
-    growing = [(table, most) for _, table, most in shown]
-    while growing:
-        growing = [(table, most) for table, most in growing if table.rows < most]
-        for table, most in tuple(growing):
-            added = len(table.render(table.rows + 1)) - len(table.lines)
-            if added > room:
-                growing.remove((table, most))
-                continue
-            table.rows += 1
-            room -= added
-    return [table for _, table, _ in sorted(shown, key=lambda item: item[0])]
 
 
 def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width: int) -> list[Text]:
@@ -178,32 +131,32 @@ def _findings(
     return lines
 
 
-def _tables_of(team: Team, named: bool, screen: Screen) -> list[_Table]:  # noqa: FBT001
+def _tables_of(team: Team, named: bool, screen: Screen) -> list[ScreenTable]:  # noqa: FBT001
     """Return the non-empty tables of a role in display order."""
     width, is_full = screen.width, screen.findings is None
     most_rows = _USUAL_ROWS if screen.top is None else screen.top or len(team.kernels) + len(team.operators)
     tables = [
-        _Table(
+        ScreenTable(
             lambda rows: _account(team, named, width, rows, full=is_full),
             priority=_ACCOUNT,
             rows=len(team.account) if is_full else _OWNERS,
             fewest=_FEWEST_OWNERS_OF_ROLE if named else _FEWEST_OWNERS,
         ),
-        _Table(
+        ScreenTable(
             lambda rows: server_table(team.servers, width, rows),
             priority=2,
             rows=len(team.servers) if is_full else _SERVERS,
             fewest=_FEWEST_ROWS,
         ),
-        _Table(lambda rows: _stages(team, named, width, rows), priority=4, rows=_STAGES, fewest=_FEWEST_STAGES),
-        _Table(lambda rows: _device(team, named, width, rows), priority=3, rows=_TIMES, fewest=1),
-        _Table(
+        ScreenTable(lambda rows: _stages(team, named, width, rows), priority=4, rows=_STAGES, fewest=_FEWEST_STAGES),
+        ScreenTable(lambda rows: _device(team, named, width, rows), priority=3, rows=_TIMES, fewest=1),
+        ScreenTable(
             lambda rows: _work(team, rows, width, named),
             priority=2 if screen.top is None else 0,
             rows=most_rows,
             fewest=_FEWEST_ROWS if screen.top is None else most_rows,
         ),
-        _Table(lambda rows: _steps(team, named, width, rows), priority=5, rows=len(team.steps), fewest=1),
+        ScreenTable(lambda rows: _steps(team, named, width, rows), priority=5, rows=len(team.steps), fewest=1),
     ]
     return [table for table in tables if table.lines]
 

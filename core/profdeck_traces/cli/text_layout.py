@@ -6,12 +6,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 
+import attrs
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from profdeck_traces.analysis.short_names import cut_apart, cut_middle
-from profdeck_traces.base.text import printable
+from profdeck_traces.base.text import plural, printable
 
 PIPED_WIDTH = 120
 UNLIMITED = 1_000_000
@@ -119,6 +120,66 @@ def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text
             line.append_text(right[row])
         lines.append(line)
     return lines
+
+
+@attrs.define(eq=False)
+class ScreenTable:
+    """A table with a variable number of rows."""
+
+    render: Callable[[int], list[Text]]
+    """Function that formats the table with at most the given number of rows."""
+    priority: int
+    """Order in which tables are given space on the screen. Tables with priority 0 are always shown."""
+    rows: int
+    """Number of rows to show. Initially the maximum."""
+    fewest: int
+    """Minimum number of rows. If they do not fit, the table is hidden."""
+
+    @property
+    def lines(self) -> list[Text]:
+        """The formatted table."""
+        return self.render(self.rows)
+
+
+def fitted(tables: Sequence[ScreenTable], room: int, option: str) -> tuple[list[ScreenTable], list[str]]:
+    """Return the tables that fit in `room` lines with a blank line before each, and a note if some do not fit.
+
+    Args:
+        tables: The tables in display order.
+        room: Number of lines.
+        option: Option of the command that shows all tables.
+    """
+    shown = _fitted(tables, room)
+    if len(shown) == len(tables):
+        return shown, []
+    shown = _fitted(tables, room - 2)
+    hidden = plural(len(tables) - len(shown), "more table")
+    return shown, [f"{hidden} in a taller terminal, in a pipe, or with {option}."]
+
+
+def _fitted(tables: Sequence[ScreenTable], room: int) -> list[ScreenTable]:
+    """Return the tables that fit in `room` lines, each with as many rows as possible.
+
+    First, tables get their minimum number of rows, in order of priority. Then they take turns growing by one row.
+    """
+    shown = []
+    for index, table in sorted(enumerate(tables), key=lambda item: item[1].priority):
+        small = attrs.evolve(table, rows=min(table.fewest, table.rows))
+        size = len(small.lines) + 1
+        if size <= room or table.priority == 0:
+            shown.append((index, small, table.rows))
+            room -= size
+    growing = [(table, most) for _, table, most in shown]
+    while growing:
+        growing = [(table, most) for table, most in growing if table.rows < most]
+        for table, most in tuple(growing):
+            added = len(table.render(table.rows + 1)) - len(table.lines)
+            if added > room:
+                growing.remove((table, most))
+                continue
+            table.rows += 1
+            room -= added
+    return [table for _, table, _ in sorted(shown, key=lambda item: item[0])]
 
 
 def show(console: Console, lines: Sequence[Text]) -> None:

@@ -502,8 +502,8 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
             yield draft(
                 view,
                 "idle-stage",
-                f"{one.annotation} takes {percent(stage_us / step_us)} of {_each(account)} ({ms(stage_us)}); "
-                f"{percent(min(1.0, time_us / stage_us))} of it is outside operators",
+                f"{one.annotation} takes {percent(stage_us / step_us)} of {_each(account)} ({ms(stage_us)}), over 90% "
+                "of it outside operators",
                 GET_FUNCTION,
                 gain_us=gain_us,
                 time_us=time_us,

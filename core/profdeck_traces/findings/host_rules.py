@@ -19,6 +19,8 @@ from profdeck_traces.reading.event_names import is_data_loading
 BUSY_MACHINE, THROTTLING = "busy-machine", "throttling"
 _FEWEST_STEPS = 3
 _LONGER = 1.1
+_NOISE_US = 1000
+"""Excess that the start of the recording or the scheduler of the host can cause in any step."""
 
 
 def _is_loading(stage: StageSummary) -> bool:
@@ -136,6 +138,8 @@ def _unsteady(view: RankView, steps: list[StepSummary]) -> str | None:
         return None
     deviation = statistics.median(abs(duration - median) for duration in durations)
     slowest = max(steps, key=lambda step: step.duration_us)
+    if slowest.duration_us - median < _NOISE_US:
+        return None
     if _has_outlier(steps):
         which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
         outliers = sum(duration > OUTLIER * median for duration in durations)

@@ -60,8 +60,9 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
       ``process_sort_index``. Processes are sorted by source, then by their original sort index (0 if missing).
 
     Each source with a `path_window` gets an additional thread, "critical path". The args of its events state the owner.
-    Elements of ``traceEvents`` without a ``ph`` are omitted. The ``profdeck`` object in the new file describes each
-    source: its label, base, ``distributedInfo`` and ``deviceProperties``, and the original pids of its processes.
+    Elements of ``traceEvents`` without a ``ph``, and the threads that profdeck started, are omitted. The ``profdeck``
+    object in the new file describes each source: its label, base, ``distributedInfo`` and ``deviceProperties``, and the
+    original pids of its processes.
 
     The new file does not depend on `processes`. Each source is read twice, or three times if its critical path is
     requested.

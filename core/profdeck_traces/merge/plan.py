@@ -199,6 +199,7 @@ class _Planner:
             if source.select is None
             else source.select.rows(events).astype(np.uint8)
         )
+        keep[events.in_file_order(events.is_profiler_track[events.all["track"]])] = 0
         is_kept = keep.astype(np.bool_)[events.all["row"]]
         lane = self._lanes(is_kept)
         ids = np.full(len(events), -1, np.int64)

@@ -77,6 +77,8 @@ _VALIDATION = re.compile(r"(?:^|[^a-z])(?:validat(?:e|ion)|eval(?:uate|uation)?)
 _VALIDATION_FRAME = re.compile(r"\(\d+\): (?:\w*_)?(?:run_)?(?:validate|validation|evaluate)(?:_\w+)?$")
 _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
 # `run_backward` waits for the autograd threads.
+_PROFILER_FRAME = re.compile(r"(?:.*[\\/])?(?:profdeck(?:_\w+)?[\\/]|torch[\\/]profiler[\\/]profiler\.py\()")
+_THREAD_ENTRY = re.compile(r"(?:.*[\\/])?threading\.py\(\d+\): (?:_bootstrap|_bootstrap_inner|run)")
 _WAITING_FRAME = re.compile(
     r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
     r"|built-in (function|method) (sleep|poll|select|wait)\b"
@@ -154,6 +156,16 @@ def is_garbage_collection(name: str) -> bool:
 def is_garbage_collection_frame(name: str) -> bool:
     """Return whether a Python frame is a garbage collection: torch's record of one, or a call to ``gc.collect``."""
     return name.startswith("Python GC") or name == "<built-in function collect>"
+
+
+def is_profiler_frame(name: str) -> bool:
+    """Return whether a frame is a function of profdeck or of ``torch.profiler.profile``."""
+    return _PROFILER_FRAME.match(name) is not None
+
+
+def is_thread_entry(name: str) -> bool:
+    """Return whether a Python frame is a function of `threading` that calls a thread's own function."""
+    return _THREAD_ENTRY.fullmatch(name) is not None
 
 
 def is_waiting_frame(name: str) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.reading.columns import DEVICE_ANNOTATION, MAX_NAME_LENGTH, shortened
 from profdeck_traces.reading.content import read_content
+from profdeck_traces.reading.event_names import is_profiler_frame, is_thread_entry
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, TraceCheck, file_size
 from profdeck_traces.reading.intervals import order_by, parents
@@ -47,6 +48,7 @@ _CATEGORIES = {
 }
 """Maps category names in traces from torch 1.8 and 1.9 to the current names."""
 _BEGIN, _END, _COMPLETE, _METADATA = (ord(phase) for phase in "BEXM")
+_MAX_ENTRIES = 4  # outermost frames that are checked: up to three of `threading`, and the thread's own function
 _MAX_DURATION_NS = 2**53  # 104 days; sums of longer durations can overflow
 # Above these limits, columns are stored in temporary files. The file limit assumes a compression ratio of 8 to 30.
 _LARGE_JSON_BYTES, _LARGE_FILE_BYTES = 1 << 30, 100 << 20
@@ -226,6 +228,19 @@ class Events:
         track = self.track
         inner = 1 + np.flatnonzero(track[1:] != track[:-1])
         return list(itertools.pairwise([0, *inner.tolist(), self.complete])) if self.complete else []
+
+    @functools.cached_property
+    def is_profiler_track(self) -> Mask:
+        """True for each track of a thread that profdeck started, for example to check limits.
+
+        With stacks, its outermost function, after the functions of `threading`, is a function of profdeck.
+        """
+        found = np.zeros(len(self.tracks), np.bool_)
+        for first, last in self.track_bounds():
+            names = [self.names[code] for code in self.name[first : min(last, first + _MAX_ENTRIES)].tolist()]
+            own = list(itertools.dropwhile(is_thread_entry, names))
+            found[self.track[first]] = len(own) < len(names) and bool(own) and is_profiler_frame(own[0])
+        return found
 
     def innermost(self, kind: Mask) -> NDArray[np.int32]:
         """Return, for each complete event, the innermost event of a kind open on its track when it starts, or -1.

@@ -43,7 +43,7 @@ class Trace:
     path: Path
     check: TraceCheck
     events: Columns
-    """All complete events, sorted by start."""
+    """All complete events, except those of profdeck's own threads, sorted by start."""
     annotations: Columns
     """Host and device annotations, and the operators that mark steps, in file order."""
     raw: Events | None = None
@@ -135,6 +135,8 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
     row = raw.all["row"][: raw.complete]
     tables, name = _name_codes(raw, row)
     order = order_by(raw.start_ns, lambda tied: row[tied])
+    if raw.is_profiler_track.any():
+        order = order[~raw.is_profiler_track[raw.track[order]]]
     start_ns = raw.storage.taken(raw.start_ns, order)
     end_ns = raw.storage.taken(raw.duration_ns, order)
     end_ns += start_ns

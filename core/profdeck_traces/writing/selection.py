@@ -35,6 +35,7 @@ class TimeWindow:
 class Selection:
     """Criteria for keeping events. An event must match every criterion; without criteria, all events are kept.
 
+    - The threads that profdeck started are dropped.
     - Metadata (``ph`` "M") is kept, because viewers would otherwise show numbers instead of names. The metadata of an
       added critical path is dropped if none of its events is kept.
     - Complete events (X) are kept if they overlap the window or, if they have no duration, start in it.
@@ -99,7 +100,7 @@ class Selection:
         is_empty = np.array([events.thread_names.get(track) == PATH_NAME for track in events.tracks], dtype=np.bool_)
         is_empty[columns["track"][kept & of_path]] = False
         kept |= is_metadata
-        kept &= ~(is_metadata & is_empty[columns["track"]])
+        kept &= ~(is_metadata & is_empty[columns["track"]]) & ~events.is_profiler_track[columns["track"]]
         by_row: NDArray[np.bool_] = events.in_file_order(kept)
         begins, ends = events.pairs
         by_row[ends] = by_row[begins]

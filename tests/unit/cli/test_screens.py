@@ -104,7 +104,7 @@ def test_output_equals_its_snapshot(directory: Path, name: str, size: str) -> No
         assert max(map(len, lines)) <= (SIZES[size] or (120, 0))[0]
     if size == "piped":
         assert [line for line in lines if line != line.rstrip()] == []
-    if COMMANDS[name][0] == "summary" and SIZES[size] is not None:
+    if COMMANDS[name][0] in {"summary", "diff"} and SIZES[size] is not None:
         assert len(lines) < SIZES[size][1]  # leave one line for the prompt
 
 

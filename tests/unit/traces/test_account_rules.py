@@ -13,6 +13,7 @@ from invented_summaries import run as invented_run, trace
 
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import CauseState
+from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.findings.finding import with_findings
 from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
@@ -218,6 +219,58 @@ def test_function_that_reads_files_loads_data(tmp_path: Path) -> None:
     read = frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 100)
     (finding,) = Job().write(tmp_path / "job.json", [function(2_000, read)]).findings
     assert (finding.rule, finding.time_us) == ("data-loading", 2_000)
+
+
+STOP = "profdeck/lifecycle/role.py(331): _stop_recording"
+
+
+def test_profiler_owns_the_functions_that_it_calls(tmp_path: Path) -> None:
+    """The user function that stops the profiler does not read data, although the profiler reads files."""
+    read = frame("<built-in method read of _io.TextIOWrapper object at 0x7f1>", 500)
+    stop = frame(STOP, 2_000, frame("pathlib.py(1053): read_text", 800, read), frame("torch/_ops.py(9): enter", 400))
+    summary = Job().write(tmp_path / "job.json", [function(2_100, stop)])
+    (account,) = [rank.account for rank in summary.ranks]
+    assert account is not None
+    assert {(owner.kind, owner.name): owner.time_us / account.steps for owner in account.owners[:2]} == {
+        ("operator", "aten::addmm"): 7_900,
+        ("profiler", STOP): 2_000,
+    }
+    assert [finding.rule for finding in summary.findings] == ["profiler"]
+
+
+def test_profiler_does_not_own_the_job_that_it_calls(tmp_path: Path) -> None:
+    wrapper = "profdeck_torch/optimizer_steps.py(79): backward"
+    step = frame(wrapper, 2_100, frame("torch/autograd/graph.py(9): run", 2_000, operator("aten::mm", 1_900)))
+    (rank,) = Job().write(tmp_path / "job.json", [step]).ranks
+    assert rank.account is not None
+    times = {(owner.kind, owner.name): owner.time_us / rank.account.steps for owner in rank.account.owners}
+    assert times["operator", "aten::mm"] == 1_900
+    assert (times["python", "torch/autograd/graph.py(9): run"], times["profiler", wrapper]) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("next_step", "inside", "is_switch"),
+    [(1, "Optimizer.step#SGD.step", True), (2, "Optimizer.step#SGD.step", False), (1, "it#prefill", False)],
+)
+def test_profiler_owns_the_switch_between_consecutive_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_step: int, inside: str, *, is_switch: bool
+) -> None:
+    """The switch can be inside the annotation of the optimizer. Engines, which have iterations, are idle instead."""
+    monkeypatch.setattr(StepNames, "load", classmethod(lambda cls: cls(["it#(?P<stage>prefill)"])))
+    job = Job(stacks=False, steps=0)
+    for item, start_us in (
+        (("user_annotation", "ProfilerStep#0", 900), 0),
+        (("cpu_op", "aten::mm", 500), 0),
+        (("user_annotation", inside, 700), 500),
+        (("user_annotation", f"ProfilerStep#{next_step}", 900), 1_000),
+        (("cpu_op", "aten::mm", 500), 1_300),
+    ):
+        job._add(item, start_us)
+    (rank,) = job.write(tmp_path / "job.json", []).ranks
+    assert rank.account is not None
+    times = {owner.kind: owner.time_us for owner in rank.account.owners if owner.name is None}
+    assert times.get("profiler", 0) == (100 if is_switch else 0)
+    assert "profiler" not in {cause.cause for cause in rank.account.causes}
 
 
 @pytest.mark.parametrize("is_user", [False, True])

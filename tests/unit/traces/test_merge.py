@@ -20,6 +20,8 @@ from profdeck_traces.merge import MergeSource, merge_traces, segment
 from profdeck_traces.reading import compiled
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.integrity import TraceCheck, check_trace
+from profdeck_traces.writing.selection import Selection
+from profdeck_traces.writing.trim import trim_trace
 
 
 def event(ph: str = "X", **members: Any) -> dict[str, Any]:
@@ -478,3 +480,23 @@ def test_labels_can_contain_any_text(merged: Merged) -> None:
 
     assert list(merged.process_names().values()) == ['a"\\\n\udcff: 10']
     assert merged.document["profdeck"]["sources"][0]["label"] == 'a"\\\n\udcff'
+
+
+def test_threads_of_profdeck_are_omitted(tmp_path: Path) -> None:
+    """Stacks contain the threads that profdeck starts, such as the thread that checks limits."""
+    entries = ["threading.py(1002): _bootstrap", "threading.py(1045): _bootstrap_inner", "threading.py(982): run"]
+    frames = [(7, name) for name in (*entries, "profdeck/backends/recording.py(147): check", "threading.py(629): wait")]
+    frames += [(8, name) for name in (*entries, "train.py(3): work", "profdeck/profiler.py(284): stop")]
+    events: list[dict[str, Any]] = [
+        {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": tid, "ts": number, "dur": 100 - number}
+        for number, (tid, name) in enumerate(frames)
+    ]
+    events += [{"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": str(tid)}} for tid in (7, 8)]
+    source = tmp_path / "trace.json"
+    source.write_text(json.dumps({"traceEvents": events}))
+    merge_traces([MergeSource(source, "a", 0)], tmp_path / "merged.json", gzip=False)
+    trim_trace(source, tmp_path / "trimmed.json", Selection())
+    for name in ("merged.json", "trimmed.json"):
+        written = json.loads((tmp_path / name).read_text())["traceEvents"]
+        assert {event["tid"] for event in written if event["ph"] == "X" or event["name"] == "thread_name"} == {8}
+        assert [event["name"] for event in written if event["ph"] == "X"] == [name for tid, name in frames if tid == 8]
