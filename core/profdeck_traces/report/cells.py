@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import attrs
 
 from profdeck_traces.analysis.short_names import full_name, short_kernel
 
 _NAME_LENGTH = 110
+_Item = TypeVar("_Item")
 
 
 @attrs.frozen
@@ -28,6 +30,17 @@ class Cell:
     kind: str = ""
 
 
+Grid = dict[str, Callable[[_Item], Cell]]
+"""Columns of a table: the heading of each, and the function that formats its cell for an item."""
+
+
+def table(items: Iterable[_Item], grid: Grid[_Item]) -> tuple[list[Column], list[list[Cell]]]:
+    """Return the columns and rows of a table with one row per item. A column is numeric if its first cell is."""
+    rows = [[cell(item) for cell in grid.values()] for item in items]
+    numbers = [cell.kind == "n" for cell in rows[0]] if rows else [True] * len(grid)
+    return list(map(Column, grid, numbers)), rows
+
+
 def filled(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> tuple[list[Column], list[list[Cell]]]:
     """Remove the columns without any text."""
     used = [index for index in range(len(columns)) if any(row[index].text for row in rows)]
@@ -42,6 +55,11 @@ def number(value: float | None, digits: int = 3) -> Cell:
 def ms(time_us: float | None) -> Cell:
     """Format microseconds as milliseconds."""
     return number(None if time_us is None else time_us / 1000)
+
+
+def count(value: int | None) -> Cell:
+    """Format an integer; empty for ``None``."""
+    return number(value, 0)
 
 
 def percent(share: float | None) -> Cell:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from profdeck_traces.account.borders import BORDER_TEXTS
 from profdeck_traces.account.model import NAMELESS
-from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.detail_model import CollectiveCalls, FunctionTime, RuntimeCalls
+from profdeck_traces.analysis.model import DeviceSummary, Gap, RankSummary
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.overview import OwnerRow, Team, WorkRow
+from profdeck_traces.findings.overview import OwnerRow, StageRow, StepRow, Team, WorkRow
 from profdeck_traces.report import svg
-from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number, percent
+from profdeck_traces.report.cells import Cell, Column, Grid, count, filled, ms, name, number, percent, table
 from profdeck_traces.report.flame import flame_graph
 
 _MOST_ROWS = 100
@@ -21,6 +22,7 @@ _MOST_OWNERS = 20
 # With more traces, tables have fewer rows, to limit the size of the page.
 _MANY_RANKS = 16
 _LEAST_SHARE = 0.001
+_Item = TypeVar("_Item")
 
 
 def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
@@ -34,86 +36,80 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
     few = 1 if ranks <= _MANY_RANKS else 4
     per = "ms" if team.unit == "recording" else f"ms/{team.unit}"
     labels = team.rank_labels
-    of_ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
-    shown = labels if 1 < of_ranks <= _MANY_RANKS and of_ranks == len(labels) else []
-    stages = [
-        [
-            Cell(("" if row.is_stage else "of all: ") + row.name),
-            ms(row.mean_us),
-            percent(row.share),
-            *(map(ms, row.of_ranks_us) if shown else ()),
-            *([percent(row.spread), Cell(row.slowest or "")] if of_ranks > 1 else ()),
-        ]
-        for row in team.stages
-    ]
-    found = {
+    tables = {
+        "stage": table(team.stages, _stages(team, per)),
+        "step": table(team.steps, _STEPS),
+        "kernel": table(team.kernels[: _MOST_ROWS // few], _work("kernel", per)),
+        "operator": table(team.operators[: _MOST_ROWS // few], _work("operator", per)),
+    }
+    return {
         "id": f"role{place}",
         **_account(team, per),
         "heading": f"{team.name or 'Trace'}" + (f", {len(labels)} ranks" if len(labels) > 1 else ""),
         "unit": team.unit,
-        "stages": stages,
-        "stage_columns": [
-            Column("stage", number=False),
-            Column(per),
-            Column("share"),
-            *(Column(label) for label in shown),
-            *([Column("slowest over mean"), Column("slowest", number=False)] if of_ranks > 1 else []),
-        ],
         "bars": svg.bars([row for row in team.device if row.share >= _LEAST_SHARE]),
         "plot": svg.steps(_series(team)),
-        "steps": [
-            [
-                Cell(row.title),
-                Cell(f"{row.count:,}", kind="n"),
-                ms(row.median_us),
-                ms(row.min_us),
-                ms(row.max_us),
-                number(row.tokens_per_s, 1),
-            ]
-            for row in team.steps
-        ],
-        "step_columns": [
-            Column("steps", number=False),
-            *map(Column, ("count", "median ms", "min ms", "max ms", "tokens/s")),
-        ],
-        "kernels": [_work(row, kernel=True) for row in team.kernels[: _MOST_ROWS // few]],
-        "kernel_columns": _work_columns("kernel", per),
         "histogram": svg.histogram(team.views[0].rank.kernel_durations),
-        "operators": [_work(row, kernel=False) for row in team.operators[: _MOST_ROWS // few]],
-        "operator_columns": _work_columns("operator", per),
+        **{key: value for what, of_what in tables.items() for key, value in _named(what, filled(*of_what))},
         **_stacks(team),
         "memory": _memory(team),
         **_shapes(team),
         **_small_tables(team, _MOST_SMALL_ROWS // few),
     }
-    for one, rows in (
-        ("owner", "owners"),
-        ("stage", "stages"),
-        ("step", "steps"),
-        ("kernel", "kernels"),
-        ("operator", "operators"),
-    ):
-        found[f"{one}_columns"], found[rows] = filled(found[f"{one}_columns"], found[rows])
-    return found
+
+
+def _named(what: str, of_what: tuple[list[Column], list[list[Cell]]]) -> list[tuple[str, object]]:
+    """Return the columns and rows of a table with their names in the template."""
+    columns, rows = of_what
+    return [(f"{what}_columns", columns), (f"{what}s", rows)]
+
+
+_STEPS: Grid[StepRow] = {
+    "steps": lambda row: Cell(row.title),
+    "count": lambda row: count(row.count),
+    "median ms": lambda row: ms(row.median_us),
+    "min ms": lambda row: ms(row.min_us),
+    "max ms": lambda row: ms(row.max_us),
+    "tokens/s": lambda row: number(row.tokens_per_s, 1),
+}
+
+
+def _stages(team: Team, per: str) -> Grid[StageRow]:
+    ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
+    labels = team.rank_labels if 1 < ranks <= _MANY_RANKS and ranks == len(team.rank_labels) else []
+    grid: Grid[StageRow] = {
+        "stage": lambda row: Cell(("" if row.is_stage else "of all: ") + row.name),
+        per: lambda row: ms(row.mean_us),
+        "share": lambda row: percent(row.share),
+    }
+    grid |= {label: _stage_on_rank(rank) for rank, label in enumerate(labels)}
+    if ranks > 1:
+        grid |= {
+            "slowest over mean": lambda row: percent(row.spread),
+            "slowest": lambda row: Cell(row.slowest or ""),
+        }
+    return grid
+
+
+def _stage_on_rank(rank: int) -> Callable[[StageRow], Cell]:
+    return lambda row: ms(row.of_ranks_us[rank])
 
 
 def _account(team: Team, per: str) -> dict[str, Any]:
     """Return the template context for the account: the owners of time on the critical path, and explanatory text."""
     named = [row for row in team.account if row.name or row.kind in NAMELESS]
     shown = [row for row in named if row.share >= _LEAST_SHARE][:_MOST_OWNERS]
-    rows = [
-        [
-            percent(row.share),
-            Cell(svg.share(row.share / shown[0].share)),
-            ms(row.mean_us),
-            ms(row.gain_us),
-            name(
-                f"{row.title} {row.name}" if row.name and not row.name.startswith(row.kind) else row.name or row.title
-            ),
-            Cell(row.origin or "", kind="name copy"),
-        ]
-        for row in shown
-    ]
+    columns, rows = table(
+        shown,
+        {
+            "share": lambda row: percent(row.share),
+            "": lambda row: Cell(svg.share(row.share / shown[0].share)),
+            per: lambda row: ms(row.mean_us),
+            "gain": lambda row: ms(row.gain_us),
+            "owner on the critical path": lambda row: name(_owner(row)),
+            "location": lambda row: Cell(row.origin or "", kind="name copy"),
+        },
+    )
     others = [row for row in team.account if row not in shown]
     if others:
         share, mean_us = sum(row.share for row in others), sum(row.mean_us for row in others)
@@ -127,22 +123,14 @@ def _account(team: Team, per: str) -> dict[str, Any]:
         texts.append(f"The longest step is on {longest.label}: {times}")
     return {
         "headline": team.headline,
-        "owners": rows,
-        "owner_columns": [
-            Column("share"),
-            Column("", number=False),
-            Column(per),
-            Column("gain"),
-            Column("owner on the critical path", number=False),
-            Column("location", number=False),
-        ],
+        **dict(_named("owner", filled(columns, rows))),
         "account_texts": [text for text in texts if text],
         "account_notes": team.notes,
     }
 
 
 def _owner(row: OwnerRow) -> str:
-    if row.name is None:
+    if not row.name:
         return row.title
     return row.name if row.name.startswith(row.kind) else f"{row.title} {row.name}"
 
@@ -165,27 +153,18 @@ def _memory(team: Team) -> list[dict[str, Any]]:
 def _shapes(team: Team) -> dict[str, Any]:
     """Return operators by input shape, from the first rank with shapes."""
     view = next((view for view in team.views if view.rank.shapes), None)
-    rows = view.rank.shapes[:_MOST_SMALL_ROWS] if view else ()
-    columns, cells = filled(
-        [
-            *map(Column, ("total ms", "calls", "GFLOP")),
-            Column("dtypes", number=False),
-            Column("operator", number=False),
-            Column("shapes", number=False),
-        ],
-        [
-            [
-                ms(one.total_us),
-                number(one.count, 0),
-                number(None if one.flops is None else one.flops / 1e9),
-                Cell(one.dtypes or ""),
-                Cell(one.name),
-                Cell(one.shapes, kind="name copy"),
-            ]
-            for one in rows
-        ],
+    columns, rows = table(
+        view.rank.shapes[:_MOST_SMALL_ROWS] if view else (),
+        {
+            "total ms": lambda one: ms(one.total_us),
+            "calls": lambda one: count(one.count),
+            "GFLOP": lambda one: number(None if one.flops is None else one.flops / 1e9),
+            "dtypes": lambda one: Cell(one.dtypes or ""),
+            "operator": lambda one: Cell(one.name),
+            "shapes": lambda one: Cell(one.shapes, kind="name copy"),
+        },
     )
-    return {"shapes": cells, "shape_columns": columns, "flops": _flops(view.rank) if view else ""}
+    return {**dict(_named("shape", filled(columns, rows))), "flops": _flops(view.rank) if view else ""}
 
 
 def _flops(rank: RankSummary) -> str:
@@ -205,34 +184,27 @@ def _stacks(team: Team) -> dict[str, Any]:
     return {
         "flame": flame_graph(view.rank.stacks, label) if view else "",
         "flame_label": label,
-        "functions": [
-            [ms(one.self_us), ms(one.total_us), number(one.count, 0), name(one.name)]
-            for one in (view.rank.functions[:_MOST_SMALL_ROWS] if view else ())
-        ],
-        "function_columns": [*map(Column, ("own ms", "total ms", "calls")), Column("Python function", number=False)],
+        **dict(_named("function", table(view.rank.functions[:_MOST_SMALL_ROWS] if view else (), _FUNCTIONS))),
     }
 
 
-def _work_columns(what: str, per: str) -> list[Column]:
-    return [
-        Column(per),
-        Column("share"),
-        Column("calls"),
-        Column("max us"),
-        Column("class", number=False),
-        Column(what, number=False),
-    ]
+_FUNCTIONS: Grid[FunctionTime] = {
+    "own ms": lambda one: ms(one.self_us),
+    "total ms": lambda one: ms(one.total_us),
+    "calls": lambda one: count(one.count),
+    "Python function": lambda one: name(one.name),
+}
 
 
-def _work(row: WorkRow, *, kernel: bool) -> list[Cell]:
-    return [
-        ms(row.mean_us),
-        percent(row.share),
-        number(row.calls, 1),
-        number(row.max_us, 1),
-        Cell(row.category),
-        name(row.name, kernel=kernel),
-    ]
+def _work(what: str, per: str) -> Grid[WorkRow]:
+    return {
+        per: lambda row: ms(row.mean_us),
+        "share": lambda row: percent(row.share),
+        "calls": lambda row: number(row.calls, 1),
+        "max us": lambda row: number(row.max_us, 1),
+        "class": lambda row: Cell(row.category),
+        what: lambda row: name(row.name, kernel=what == "kernel"),
+    }
 
 
 def _series(team: Team) -> list[tuple[str, list[tuple[float, float]]]]:
@@ -243,118 +215,60 @@ def _series(team: Team) -> list[tuple[str, list[tuple[float, float]]]]:
 
 
 def _small_tables(team: Team, most: int) -> dict[str, Any]:
+    """Return tables with the rank in the first column, sorted by the time of their items, longest first."""
     ranks = [(view.label, view.rank) for view in team.views]
+    devices = [(label, one) for label, rank in ranks for one in rank.devices]
+    found: dict[str, Any] = {}
 
-    def rows(of_rank: Callable[[RankSummary], Sequence[tuple[float, list[Cell]]]]) -> list[list[Cell]]:
-        found = [(key, [Cell(label), *cells]) for label, rank in ranks for key, cells in of_rank(rank)]
-        found.sort(key=lambda item: -item[0])
-        return [cells for _, cells in found[:most]]
+    def add(what: str, items: list[tuple[str, _Item]], time_us: Callable[[_Item], float], grid: Grid[_Item]) -> None:
+        longest = sorted(items, key=lambda item: -time_us(item[1]))[:most]
+        columns, rows = table([one for _, one in longest], grid)
+        found[f"{what}_columns"] = [Column("rank", number=False), *columns]
+        found[what if what == "runtime" else f"{what}s"] = [
+            [Cell(label), *row] for (label, _), row in zip(longest, rows, strict=True)
+        ]
 
-    text = {"number": False}
-    return {
-        "devices": rows(
-            lambda rank: [
-                (
-                    device.busy_us,
-                    [
-                        Cell(str(device.device) if device.name is None else f"{device.device} ({device.name})"),
-                        ms(device.span_us),
-                        ms(device.busy_us),
-                        ms(device.idle_us),
-                        ms(device.compute_us),
-                        ms(device.communication_us),
-                        ms(device.exposed_communication_us),
-                        percent(device.overlap_us / device.communication_us if device.communication_us else None),
-                        ms(device.memory_us),
-                    ],
-                )
-                for device in rank.devices
-            ]
-        ),
-        "device_columns": [
-            Column("rank", **text),
-            Column("device", **text),
-            *map(
-                Column,
-                (
-                    "first to last work ms",
-                    "busy ms",
-                    "idle ms",
-                    "compute ms",
-                    "communication ms",
-                    "of it exposed ms",
-                    "overlapped",
-                    "copies ms",
-                ),
-            ),
-        ],
-        "gaps": rows(
-            lambda rank: [
-                (
-                    gap.duration_us,
-                    [
-                        ms(gap.duration_us),
-                        ms(gap.start_us),
-                        Cell("" if gap.step is None else str(gap.step), kind="n"),
-                        Cell(gap.cause),
-                        name(gap.host or ""),
-                        name(gap.before or "", kernel=True),
-                        name(gap.after or "", kernel=True),
-                    ],
-                )
-                for device in rank.devices
-                for gap in device.gaps
-            ]
-        ),
-        "gap_columns": [
-            Column("rank", **text),
-            Column("ms"),
-            Column("at ms"),
-            Column("step"),
-            *(Column(words, **text) for words in ("cause", "host", "ran before", "ran after")),
-        ],
-        "collectives": rows(
-            lambda rank: [
-                (
-                    one.total_us,
-                    [
-                        Cell(one.name),
-                        Cell(one.group),
-                        number(one.size_bytes, 0),
-                        Cell(f"{one.count:,}", kind="n"),
-                        ms(one.total_us),
-                        number(one.min_us, 1),
-                        number(None if one.bus_bytes_per_s is None else one.bus_bytes_per_s / 1e9, 1),
-                    ],
-                )
-                for one in rank.collectives
-            ]
-        ),
-        "collective_columns": [
-            Column("rank", **text),
-            Column("collective", **text),
-            Column("group", **text),
-            *map(Column, ("bytes", "calls", "total ms", "shortest us", "bus GB/s")),
-        ],
-        "runtime": rows(
-            lambda rank: [
-                (
-                    call.total_us,
-                    [
-                        Cell(call.name),
-                        Cell(call.state),
-                        Cell(f"{call.count:,}", kind="n"),
-                        ms(call.total_us),
-                        number(call.max_us, 1),
-                    ],
-                )
-                for call in rank.runtime
-            ]
-        ),
-        "runtime_columns": [
-            Column("rank", **text),
-            Column("call", **text),
-            Column("does", **text),
-            *map(Column, ("calls", "total ms", "max us")),
-        ],
-    }
+    add("device", devices, lambda device: device.busy_us, _DEVICES)
+    add("gap", [(label, one) for label, device in devices for one in device.gaps], lambda gap: gap.duration_us, _GAPS)
+    collectives = [(label, one) for label, rank in ranks for one in rank.collectives]
+    add("collective", collectives, lambda one: one.total_us, _COLLECTIVES)
+    add("runtime", [(label, one) for label, rank in ranks for one in rank.runtime], lambda one: one.total_us, _RUNTIME)
+    return found
+
+
+_DEVICES: Grid[DeviceSummary] = {
+    "device": lambda one: Cell(str(one.device) if one.name is None else f"{one.device} ({one.name})"),
+    "first to last work ms": lambda one: ms(one.span_us),
+    "busy ms": lambda one: ms(one.busy_us),
+    "idle ms": lambda one: ms(one.idle_us),
+    "compute ms": lambda one: ms(one.compute_us),
+    "communication ms": lambda one: ms(one.communication_us),
+    "of it exposed ms": lambda one: ms(one.exposed_communication_us),
+    "overlapped": lambda one: percent(one.overlap_us / one.communication_us if one.communication_us else None),
+    "copies ms": lambda one: ms(one.memory_us),
+}
+_GAPS: Grid[Gap] = {
+    "ms": lambda gap: ms(gap.duration_us),
+    "at ms": lambda gap: ms(gap.start_us),
+    "step": lambda gap: Cell("" if gap.step is None else str(gap.step), kind="n"),
+    "cause": lambda gap: Cell(gap.cause),
+    "host": lambda gap: name(gap.host or ""),
+    "ran before": lambda gap: name(gap.before or "", kernel=True),
+    "ran after": lambda gap: name(gap.after or "", kernel=True),
+}
+_COLLECTIVES: Grid[CollectiveCalls] = {
+    "collective": lambda one: Cell(one.name),
+    "group": lambda one: Cell(one.group),
+    "bytes": lambda one: count(one.size_bytes),
+    "calls": lambda one: count(one.count),
+    "total ms": lambda one: ms(one.total_us),
+    "shortest us": lambda one: number(one.min_us, 1),
+    "bus GB/s": lambda one: number(None if one.bus_bytes_per_s is None else one.bus_bytes_per_s / 1e9, 1),
+}
+_RUNTIME: Grid[RuntimeCalls] = {
+    "call": lambda call: Cell(call.name),
+    "does": lambda call: Cell(call.state),
+    "calls": lambda call: count(call.count),
+    "total ms": lambda call: ms(call.total_us),
+    "max us": lambda call: number(call.max_us, 1),
+}

@@ -10,10 +10,10 @@ from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.diff import diff_runs
 from profdeck_traces.analysis.diff_model import Change, RoleDiff
 from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, verdict_of
-from profdeck_traces.analysis.model import GroupSkew, RankSummary, RunSummary
+from profdeck_traces.analysis.model import CollectiveSkew, GroupSkew, RankSkew, RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import label_of, runs_of
 from profdeck_traces.inputs.facts import CaptureStatus
-from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number, percent
+from profdeck_traces.report.cells import Cell, Column, Grid, count, filled, ms, name, number, percent, table
 
 _MOST_ROWS = 40
 _PLURALS = {section: words.capitalize() for section, words in MANY.items()}
@@ -25,30 +25,32 @@ def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
     who = "No rank stands out" if can_name_straggler(group) else "Too few collectives to name a rank"
     if group.straggler is not None:
         who = f"The others wait for rank {group.straggler}"
+    columns, rows = table(group.ranks, _RANKS)
+    collective_columns, collectives = table(group.collectives[:_MOST_ROWS], _COLLECTIVES)
     return {
         "id": f"skew{place}",
         "text": f"{label_of(group.role, group.replica, None, 'All ranks')}{of_run}: {who}. {group.note or ''}",
-        "collective_columns": [
-            *map(Column, ("calls", "all are in it ms", "first waits for last ms")),
-            Column("collective", number=False),
-        ],
-        "collectives": [
-            [number(one.count, 0), ms(one.transfer_us), ms(one.skew_us), name(one.name, kernel=True)]
-            for one in group.collectives[:_MOST_ROWS]
-        ],
-        "columns": [*map(Column, ("rank", "collectives", "last at", "late ms", "waited ms", "clock offset us"))],
-        "rows": [
-            [
-                Cell("" if rank.rank is None else str(rank.rank), kind="n"),
-                Cell(f"{rank.collectives:,}", kind="n"),
-                Cell(f"{rank.last:,}", kind="n"),
-                ms(rank.late_us),
-                ms(rank.wait_us),
-                number(rank.clock_offset_us, 1),
-            ]
-            for rank in group.ranks
-        ],
+        "collective_columns": collective_columns,
+        "collectives": collectives,
+        "columns": columns,
+        "rows": rows,
     }
+
+
+_COLLECTIVES: Grid[CollectiveSkew] = {
+    "calls": lambda one: count(one.count),
+    "all are in it ms": lambda one: ms(one.transfer_us),
+    "first waits for last ms": lambda one: ms(one.skew_us),
+    "collective": lambda one: name(one.name, kernel=True),
+}
+_RANKS: Grid[RankSkew] = {
+    "rank": lambda rank: Cell("" if rank.rank is None else str(rank.rank), kind="n"),
+    "collectives": lambda rank: count(rank.collectives),
+    "last at": lambda rank: count(rank.last),
+    "late ms": lambda rank: ms(rank.late_us),
+    "waited ms": lambda rank: ms(rank.wait_us),
+    "clock offset us": lambda rank: number(rank.clock_offset_us, 1),
+}
 
 
 def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
@@ -124,30 +126,22 @@ def _change(role: RoleDiff, place: int) -> dict[str, Any]:
         changes: tuple[Change, ...] = getattr(role, section)
         changed = [change for change in changes if change.verdict != "same"][:_MOST_ROWS]
         if changed:
-            tables.append(
-                {
-                    "id": f"change{place}-{section}",
-                    "heading": f"{_PLURALS[section]}: {len(changed)} of {len(changes)}",
-                    "columns": [
-                        *map(Column, ("before ms", "after ms", "change")),
-                        Column("verdict", number=False),
-                        Column(heading, number=False),
-                    ],
-                    "rows": [
-                        [
-                            ms(change.before_us),
-                            ms(change.after_us),
-                            percent(change.ratio),
-                            Cell(change.verdict, kind=_STYLES.get(change.verdict, "")),
-                            name(change.name, kernel=section == "kernels"),
-                        ]
-                        for change in changed
-                    ],
-                }
-            )
+            columns, rows = table(changed, _changes(heading, is_kernel=section == "kernels"))
+            title = f"{_PLURALS[section]}: {len(changed)} of {len(changes)}"
+            tables.append({"id": f"change{place}-{section}", "heading": title, "columns": columns, "rows": rows})
     return {
         "verdict": verdict_of(role),
         "basis": " ".join([basis_of(role), *role.notes]),
         "style": _STYLES.get(role.verdict(), ""),
         "tables": tables,
+    }
+
+
+def _changes(heading: str, *, is_kernel: bool) -> Grid[Change]:
+    return {
+        "before ms": lambda change: ms(change.before_us),
+        "after ms": lambda change: ms(change.after_us),
+        "change": lambda change: percent(change.ratio),
+        "verdict": lambda change: Cell(change.verdict, kind=_STYLES.get(change.verdict, "")),
+        heading: lambda change: name(change.name, kernel=is_kernel),
     }

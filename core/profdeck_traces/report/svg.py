@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from profdeck_traces.analysis.detail_model import DurationBin, MemorySummary
 from profdeck_traces.findings.overview import TimeRow
@@ -58,11 +58,7 @@ def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup
         return Markup()
     begin, end = min(start for start, _ in points), max(start for start, _ in points)
     most = max(duration for _, duration in points) or 1.0
-    parts = [Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)]
-    for label, y in ((most, 14), (most / 2, 53), (0.0, 92)):
-        parts.append(
-            Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(y + 4, f"{label / 1000:,.1f}")
-        )
+    parts = _axis(lambda share: f"{share * most / 1000:,.1f}")
     for _, of_kind in series:
         every = -(-len(of_kind) // _MOST_POINTS)
         for at in range(0, len(of_kind), every):
@@ -93,11 +89,7 @@ def levels(
     def place(index: float, value: float) -> tuple[float, float]:
         return 64 + index * width, 92 - value / most * 78
 
-    parts = [Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)]
-    for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)):
-        parts.append(
-            Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(y + 4, f"{share * most:,.4g}")
-        )
+    parts = _axis(lambda share: f"{share * most:,.4g}")
     every = -(-len(values) // _MOST_POINTS)
     for index in range(0, len(values), every):
         some = values[index : index + every]
@@ -161,13 +153,7 @@ def memory(summary: MemorySummary) -> Markup:
         steps = [f"H{x:.1f}V{y:.1f}" for x, y in zip(places[1:], heights[1:], strict=True)]
         return f"M{places[0]:.1f} {heights[0]:.1f}{''.join(steps)}"
 
-    parts = [Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)]
-    for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)):
-        parts.append(
-            Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>').format(
-                y + 4, f"{share * most / scale:,.1f}"
-            )
-        )
+    parts = _axis(lambda share: f"{share * most / scale:,.1f}")
     if summary.peak_reserved_bytes:
         reserved = line([point.reserved_bytes for point in summary.points])
         parts.append(Markup('<path class="plot reserved" d="{}"/>').format(reserved))
@@ -177,6 +163,13 @@ def memory(summary: MemorySummary) -> Markup:
     label = f"Memory of {summary.device} over time"
     parts.append(Markup('<text class="dim" x="64" y="107">{}, over {}</text>').format(unit, f"{span_us / 1e6:,.3f} s"))
     return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, label, parts)
+
+
+def _axis(label: Callable[[float], str]) -> list[Markup]:
+    """Return the horizontal axis, and the labels of 100, 50 and 0 % of the height."""
+    line = Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)
+    text = Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>')
+    return [line, *(text.format(y + 4, label(share)) for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)))]
 
 
 def _us(time_us: float) -> str:
