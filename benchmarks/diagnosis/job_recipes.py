@@ -359,7 +359,7 @@ def tamarack(job: TrainingJob) -> None:
     job.plant(1, root)
 
 
-@RECIPES.planted("new-buffers", rules="allocation allocator", cure="reuse|once|preallocat|buffer", stacks=True)
+@RECIPES.planted("new-buffers", rules="allocation new-buffers", cure="reuse|once|preallocat|buffer", stacks=True)
 def teak(job: TrainingJob) -> None:
     """Allocate and zero a large buffer in each step."""
     size = job.draw(8_000_000, 14_000_000)
@@ -387,9 +387,7 @@ def walnut(job: TrainingJob) -> None:
     job.plant(3, husk)
 
 
-@RECIPES.planted(
-    "copied-model", rules="redundant-copies copies duplicated-work", cure="copy|in place|less often", stacks=True
-)
+@RECIPES.planted("copied-model", rules="deep-copies redundant-copies", cure="copy|in place|less often", stacks=True)
 def willow(job: TrainingJob) -> None:
     """Copy the optimizer's state several times in each step."""
     times = job.draw(3, 5)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -193,10 +193,10 @@ def _additional_records() -> _ExperimentalConfig:
 
     Torch records garbage collections only with stacks.
     """
-    flags = {}
+    flags: dict[str, Any] = {}
     for name in ("enable_cuda_sync_events", "record_python_gc_info"):
         with contextlib.suppress(TypeError):
-            _ExperimentalConfig(**{name: True})
+            _ExperimentalConfig(**{name: True})  # type: ignore[arg-type]
             flags[name] = True
     return _ExperimentalConfig(**flags)
 

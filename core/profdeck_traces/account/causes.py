@@ -45,11 +45,12 @@ FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copie
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED = "graph-breaks", "repeated-forward"
+NEW_BUFFERS, DEEP_COPY = "new-buffers", "deep-copies"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
-    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED,
+    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, NEW_BUFFERS, DEEP_COPY,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -72,6 +73,13 @@ _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, Owner
 """Kinds of owners whose cause depends on the event. A gap on the device belongs to the event after it."""
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
+_FILLED = frozenset(
+    f"aten::{prefix}{name}{suffix}"
+    for name in ("zeros", "ones", "full")
+    for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
+)
+"""Operators that allocate a tensor and fill it with one value."""
+_DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
 _PAGEABLE = re.compile(r"Pageable")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
@@ -418,7 +426,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     root_name = events.name[head]
     label[between_compiled_regions(names, kinds) & ((label == 0) | (label == _code(PYTHON_CODE)))] = _code(GRAPH_BREAKS)
     is_operator = names.operator >= 0
-    for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
+    for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE), (NEW_BUFFERS, _FILLED)):
         is_root = np.array([name in roots for name in events.names], np.bool_)
         label[is_operator & is_root[root_name]] = _code(cause)
     # Transfers between the host and a device are not layout copies.
@@ -431,6 +439,8 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     )
     if names.has_frames or not is_device.any():
         label[loops(names, kinds, head, functions)] = _code(LOOP)
+    is_copy = events.with_name(is_python, lambda name: _DEEP_COPY.search(name) is not None)
+    label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
     # This includes the time in which a call that frees memory waits for the device.
     label[np.isin(kinds, (RowKind.ALLOCATION, RowKind.FREE))] = _code(ALLOCATION)
     label[small_kernels(names, kinds) & (label == 0)] = _code(SMALL)

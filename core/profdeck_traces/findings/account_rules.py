@@ -20,7 +20,7 @@ from profdeck_traces.base.text import plural
 from profdeck_traces.findings.engine_rules import HOST_BETWEEN
 from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import is_sleep
+from profdeck_traces.reading.event_names import is_external_wait, is_sleep, is_socket_call
 
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
@@ -164,7 +164,13 @@ _CAUSES = {
         "loop, which also waits for short tool calls, over 20 %.",
         min_share=0.1,
         subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
-        cure=_fixed("start the awaited work one step earlier"),
+        cure=lambda one: (
+            "send the request from a background thread, or less often"
+            if is_socket_call(one.name or "")
+            else "run the child process in the background, or less often"
+            if is_external_wait(one.name or "")
+            else "start the awaited work one step earlier"
+        ),
         needs_stacks=True,
     ),
     causes.OTHER_THREAD: _Cause(
@@ -201,6 +207,22 @@ _CAUSES = {
         min_share=0.1,
         subject=lambda one, calls: f"Copying tensors to another layout or data type ({_calls(one, calls)}) takes",
         cure=_fixed("copy once before the loop, or let the operators read the original layout"),
+    ),
+    causes.NEW_BUFFERS: _Cause(
+        rule="new-buffers",
+        condition="Allocating tensors and filling them with one value in one function, over 10 %.",
+        min_share=0.1,
+        subject=lambda one, calls: f"Allocating and filling new tensors ({_calls(one, calls)}) takes",
+        cure=_fixed("allocate the tensor once and reuse it, or use torch.empty if all of it is overwritten"),
+    ),
+    causes.DEEP_COPY: _Cause(
+        rule="deep-copies",
+        condition="copy.deepcopy, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Copying objects with copy.deepcopy takes"),
+        cure=_fixed("copy less often, or only the tensors that change, in place with torch.Tensor.copy_"),
+        is_certain=True,
+        needs_stacks=True,
     ),
     causes.LOOP: _Cause(
         rule="small-operators",

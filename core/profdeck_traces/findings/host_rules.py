@@ -30,6 +30,7 @@ def _is_loading(stage: StageSummary) -> bool:
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """Report steps if the longest takes over 1.25 times the median, or if they deviate from it by over 10 %.
 
+    A longest step below twice the median counts only if the mean exceeds the median by over 5 %.
     If the FLOPs of the longest step explain its duration, report uneven batches instead. Report decode iterations
     with a p99 over twice the median.
     """
@@ -140,7 +141,7 @@ def _unsteady(view: RankView, steps: list[StepSummary]) -> str | None:
     slowest = max(steps, key=lambda step: step.duration_us)
     if slowest.duration_us - median < _NOISE_US:
         return None
-    if _has_outlier(steps):
+    if _has_outlier(steps) and (slowest.duration_us > 2 * median or _over_median(steps) > 0.05 * median):
         which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
         outliers = sum(duration > OUTLIER * median for duration in durations)
         more = f"; {outliers} of {len(steps)} steps exceed {OUTLIER:g} times the median" if outliers > 1 else ""

@@ -124,6 +124,14 @@ PLANTED: dict[str, tuple[Item, Item]] = {
         function(900, operator("aten::contiguous", 900, operator("aten::clone", 900))),
     ),
     "small-operators": (loop(64), loop(50)),
+    "new-buffers": (
+        function(1_200, operator("aten::zeros", 1_200, operator("aten::zero_", 1_100))),
+        function(900, operator("aten::zeros", 900, operator("aten::zero_", 800))),
+    ),
+    "deep-copies": (
+        function(900, frame("copy.py(128): deepcopy", 600, *[operator("aten::clone", 5)] * 70)),
+        function(400, frame("copy.py(128): deepcopy", 400, *[operator("aten::clone", 5)] * 70)),
+    ),
     "python-code": (function(1_100), function(900)),
     "graph-breaks": (compiled(4), compiled(3)),
     "exposed-communication": tuple(("user_annotation", "gloo:all_reduce", time_us) for time_us in (1_100, 900)),
@@ -171,6 +179,30 @@ def test_cause_in_python_is_not_judged_without_stacks(tmp_path: Path, cause: str
         "outside-operators",
         "record one step with `with_stack: true` to get the function",
     )
+
+
+@pytest.mark.parametrize(
+    ("item", "rule", "cure"),
+    [
+        (function(1_500, frame("<built-in function read>", 1_400)), "waiting", "child process"),
+        (
+            function(1_500, frame("<built-in method recv_into of _socket.socket object at 0x7f1>", 1_400)),
+            "waiting",
+            "request",
+        ),
+        (
+            function(1_500, frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 1_400)),
+            "data-loading",
+            "num_workers",
+        ),
+        (operator("_compile.compile_inner (dynamo_timed)", 1_500), "compilation", "mark_dynamic"),
+    ],
+    ids=["pipe", "socket", "file", "compilation"],
+)
+def test_cause_depends_on_the_event(tmp_path: Path, item: Item, rule: str, cure: str) -> None:
+    finding, *_ = Job().write(tmp_path / "job.json", [item]).findings
+    assert finding.rule == rule
+    assert cure in finding.do
 
 
 def test_bursts_name_their_steps(tmp_path: Path) -> None:

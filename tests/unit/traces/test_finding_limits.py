@@ -213,6 +213,7 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("garbage-collection", host([1_010] * 4, operator_us=10, stage="gc.collect"), host([1_010] * 4)),
     ("unsteady-steps", host([8_800, 10_000, 11_200] * 3), host([9_200, 10_000, 10_800] * 3)),
     ("unsteady-steps", host([10_000, 10_000, 10_000, 12_600]), host([10_000, 10_000, 10_000, 12_400])),
+    ("unsteady-steps", host([10_000] * 11 + [20_100]), host([10_000] * 11 + [15_000])),
     ("unsteady-steps", host([1_000, 1_000, 1_000, 2_100]), host([1_000, 1_000, 1_000, 1_900])),
     ("imbalance", gpus(uneven_us=2_300), gpus(uneven_us=2_000)),
     ("small-collectives", communication(20), communication(19)),
