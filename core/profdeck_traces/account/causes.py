@@ -362,7 +362,10 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     transfers = np.zeros(events.complete, np.bool_)
     transfers[head[kinds == RowKind.COPY_CALL]] = True
     label[transfers[head] & (label == _code(LAYOUT))] = 0
-    label[_loops(names, kinds, head)] = _code(LOOP)
+    in_loop = _loops(names, kinds, head)
+    # A graph launch replaces the launches of the operators inside, so a loop over them takes no time on the host.
+    in_loop &= head < names.first_captured
+    label[in_loop] = _code(LOOP)
     is_device = kinds >= RowKind.KERNEL
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
     in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
