@@ -26,6 +26,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     paths: Sequence[Path],
     *,
     classifier: Classifier | None = None,
+    graph_captures: Path | None = None,
     buckets: int = 0,
     processes: int = 1,
     cache: ResultCache | None = None,
@@ -38,6 +39,8 @@ def summarise(  # noqa: PLR0913 - what to read, and where
 
     Args:
         paths: Runs, captures, directories or trace files.
+        graph_captures: A trace of graph captures, or a directory of such traces; see
+            `profdeck_traces.inputs.sources.TraceSource`. Default: the directory ``capture_traces`` next to a trace.
         on_left_out: See `profdeck_traces.inputs.sources.find_sources`.
 
     Returns:
@@ -47,6 +50,8 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         TraceError: A directory contains no trace, or a file is a merged trace.
     """
     sources = find_sources(paths, on_left_out=on_left_out)
+    if graph_captures is not None:
+        sources = [attrs.evolve(source, captures=graph_captures) for source in sources]
     for source in sources:
         if is_merged(source.path):
             raise TraceError(

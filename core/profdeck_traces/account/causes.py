@@ -438,7 +438,8 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
         _code(PAGEABLE)
     )
     if names.has_frames or not is_device.any():
-        label[loops(names, kinds, head, functions)] = _code(LOOP)
+        # A graph launch replaces the launches of the operators inside, so a loop over them takes no time on the host.
+        label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)
     is_copy = events.with_name(is_python, lambda name: _DEEP_COPY.search(name) is not None)
     label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
     # This includes the time in which a call that frees memory waits for the device.

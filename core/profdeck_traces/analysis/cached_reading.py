@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -91,11 +92,21 @@ def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
 
 
 def about(source: TraceSource) -> list[Any]:
-    """Return the part of the cache key that comes from a trace's facts.
+    """Return the part of the cache key that comes from a trace's facts and graph captures.
 
     Other facts are not part of the key, because `RankReading.with_facts` adds them after decoding.
     """
-    return [source.cold_first_step, source.last_step]
+    captures = [(str(path), *_state(path)) for path in source.graph_captures]
+    return [source.cold_first_step, source.last_step, *([captures] if captures else [])]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return the size and modification time of a file, or zeros if it does not exist."""
+    try:
+        about = path.stat()
+    except OSError:
+        return 0, 0
+    return about.st_size, about.st_mtime_ns
 
 
 def to_bytes(reading: RankReading) -> bytes | None:

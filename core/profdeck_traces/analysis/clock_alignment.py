@@ -110,7 +110,7 @@ def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress:
 
 def _collectives(source: TraceSource, on_progress: Progress | None, *, classifier: Classifier) -> Collectives:
     reading = read_summary(
-        source.path,
+        source,
         classifier=classifier,
         step_names=StepNames(()),
         cold_first_step=source.cold_first_step,

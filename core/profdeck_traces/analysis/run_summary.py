@@ -130,7 +130,7 @@ class _How:
 
         before = self.results.before(source.path)
         reading = read_summary(
-            source.path,
+            source,
             classifier=self.classifier,
             step_names=self.step_names,
             cold_first_step=source.cold_first_step,

@@ -69,7 +69,7 @@ class OperatorShapes:
             sums[owner] = values[0] + calls_before, total, of_flops, max(most, most_before)
         rows = [(key, number, total, most, of_flops) for key, (number, total, of_flops, most) in sums.items()]
         rows.sort(key=lambda row: (-row[2], *(part or "" for part in row[0])))
-        return cls(rows, int(flops.sum()))
+        return cls(rows, int(flops[operators.row].sum()))
 
     def calls(self) -> tuple[ShapeCalls, ...]:
         """Return the operators with the longest total time."""

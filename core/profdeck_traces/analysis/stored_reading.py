@@ -11,6 +11,7 @@ from profdeck_traces.analysis.summary import read_summary
 from profdeck_traces.base.files import sha256_of
 from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.result_files import ResultFile, question_text, store_result
+from profdeck_traces.inputs.sources import TraceSource
 
 
 def write_result(trace: Path, *, cold_first_step: bool = False, last_step: int | None = None) -> bool:
@@ -33,7 +34,7 @@ def write_result(trace: Path, *, cold_first_step: bool = False, last_step: int |
         return False
     classifier, step_names = Classifier(), StepNames.load()
     reading = read_summary(
-        trace,
+        TraceSource(trace),
         classifier=classifier,
         step_names=step_names,
         cold_first_step=cold_first_step,

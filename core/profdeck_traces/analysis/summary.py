@@ -49,6 +49,7 @@ from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
 from profdeck_traces.analysis.utilization import TraceUtilization, common_device, is_cpu_only, utilization_of
 from profdeck_traces.attribution.event_work import CountedCalls, EventWork, counted_calls, event_work
+from profdeck_traces.attribution.graph_captures import GraphOperators, graph_operators
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.attribution.time_by_owner import time_by_owner
@@ -101,7 +102,7 @@ def summarise_trace(
     """
     source = source if isinstance(source, TraceSource) else TraceSource(source)
     reading = read_summary(
-        source.path,
+        source,
         classifier=classifier or Classifier(),
         step_names=step_names or StepNames.load(),
         cold_first_step=source.cold_first_step,
@@ -113,7 +114,7 @@ def summarise_trace(
 
 
 def read_summary(  # noqa: PLR0913 - two parameters are facts from the manifest
-    path: Path,
+    source: TraceSource,
     *,
     classifier: Classifier,
     step_names: StepNames,
@@ -126,11 +127,16 @@ def read_summary(  # noqa: PLR0913 - two parameters are facts from the manifest
 
     The reading does not contain the facts of the source. `RankReading.with_facts` adds them.
     """
-    trace = read_trace(path, is_step=step_names.is_step, on_progress=on_progress)
+    trace = read_trace(source.path, is_step=step_names.is_step, on_progress=on_progress)
     _check_categories(trace)
+    graphs = None
+    if trace.raw is not None and (captures := source.graph_captures):
+        is_required = source.captures is not None
+        graphs = graph_operators(trace.raw, captures, step_names.is_step, is_required=is_required)
     return _Summary(
-        path,
-        trace,
+        source.path,
+        trace if graphs is None else attrs.evolve(trace, raw=graphs.events),
+        graphs,
         classifier,
         step_names,
         cold_first_step=cold_first_step,
@@ -171,6 +177,7 @@ class _Summary:
         self,
         path: Path,
         trace: Trace,
+        graphs: GraphOperators | None,
         classifier: Classifier,
         step_names: StepNames,
         *,
@@ -178,6 +185,7 @@ class _Summary:
         last_step: int | None,
         with_pictures: bool,
     ) -> None:
+        self._graph_note = None if graphs is None else graphs.note
         self._path, self._trace, self._device = path, trace, common_device(trace)
         self._with_pictures = with_pictures
         self._critical_path: OwnedPath | None = None
@@ -204,7 +212,8 @@ class _Summary:
         events, annotated = trace.events, trace.annotations
         self._origin_ns = int(events.start_ns[0]) if len(events) else 0
         self._end_ns = int(events.end_ns.max()) if len(events) else 0
-        names = None if trace.raw is None else Attribution(trace.raw, lambda name: step_names.parse(name) is not None)
+        calls = None if graphs is None else graphs.calls
+        names = None if trace.raw is None else Attribution(trace.raw, step_names.is_step, calls)
         self._counted = counted = None if names is None else counted_calls(names.events, names.is_operator)
         self._trace_steps = steps = find_steps(
             annotated,
@@ -258,7 +267,8 @@ class _Summary:
         on_cpu = not on_device and is_cpu_only(self._trace)
         of_events = event_work(counted, names, rows, time_ns, self._device.peaks, on_device=on_device, on_cpu=on_cpu)
         basis = "device" if on_device else "host"
-        self._attributed = _attributed(names, basis, rows, time_ns, self._stages, of_events)
+        attributed = _attributed(names, basis, rows, time_ns, self._stages, of_events)
+        self._attributed = attrs.evolve(attributed, note=self._graph_note)
         self._event_work = of_events if on_device else None
 
     def reading(self) -> RankReading:
@@ -406,6 +416,8 @@ class _Summary:
         if account is not None and not (events.row >= 0).all():
             note = "Device work was recorded without launches, so all owners are on the host."
             account = attrs.evolve(account, notes=(*account.notes, note))
+        if account is not None and self._graph_note is not None:
+            account = attrs.evolve(account, notes=(*account.notes, self._graph_note))
         return account, finder.arrivals(), idle.periods()
 
     def _unrecorded_steps(self) -> tuple[int, ...]:

@@ -92,9 +92,11 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     if not work.flops.any():
         return None
     by_dtype: Counter[str | None] = Counter()
-    calls = np.bincount(work.calls.kind[np.unique(work.call[work.call >= 0])], minlength=len(work.calls.works))
-    for one, count in zip(work.calls.works, calls.tolist(), strict=True):
-        by_dtype[one.dtype] += (one.flops or 0) * count
+    is_work = work.call >= 0
+    kind = work.calls.kind[work.call[is_work]]
+    of_works = np.bincount(kind, weights=work.flops[is_work], minlength=len(work.calls.works))
+    for one, of_work in zip(work.calls.works, of_works.tolist(), strict=True):
+        by_dtype[one.dtype] += round(of_work)
     dtype, of_dtype = by_dtype.most_common(1)[0]
     compute_ns = int(events.duration_ns[computes].sum())
     covered = float(work.time_ns[computes].sum()) / compute_ns if compute_ns else 0.0

@@ -85,3 +85,5 @@ class AttributedTimes:
     stages: tuple[AttributedTime, ...]
     lines: tuple[AttributedTime, ...]
     """Time by innermost function in user code, as ``file(line): function``. The line is the function's first line."""
+    note: str | None = None
+    """Number of graph launches whose operators are known. ``None`` without graph captures."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,22 @@ from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.attribution.launches import launch_rows
 from profdeck_traces.reading.columns import ANNOTATION, DEVICE_WORK, OPERATOR, PYTHON
 from profdeck_traces.reading.events import Events, Mask
-from profdeck_traces.reading.intervals import parents
+from profdeck_traces.reading.intervals import Int, parents
 
 Rows = NDArray[np.int32]
 _MAX_MODULE_DEPTH = 64
 _SEPARATOR = " > "
+
+
+class CapturedCalls(NamedTuple):
+    """Calls that captured the nodes of graphs, and the device events that ran these nodes."""
+
+    first: int
+    """First row of the events that were recorded during graph captures."""
+    work: Int
+    """Rows of the device events."""
+    call: Int
+    """Row of the captured call of each event in `work`."""
 
 
 class Attribution:
@@ -29,14 +40,19 @@ class Attribution:
     module or frame) that is open on its thread when it starts. A device event belongs to the same events as its launch.
     """
 
-    def __init__(self, events: Events, is_step: Callable[[str], bool]) -> None:
+    def __init__(self, events: Events, is_step: Callable[[str], bool], captured: CapturedCalls | None = None) -> None:
         """Prepare the attribution.
 
         Args:
             events: Events of the trace.
             is_step: Returns whether the name of an annotation or operator denotes a step. Events never belong to steps.
+            captured: Captured calls of the device events inside graphs. The events around such a call take precedence
+                over those around the graph launch.
         """
         self.events = events
+        self._captured = captured
+        self.first_captured = events.complete if captured is None else captured.first
+        """First row of the events that were recorded during graph captures."""
         is_annotation, is_operator = events.has_category({ANNOTATION}), events.has_category({OPERATOR})
         self._is_step = step = events.with_name(is_annotation | is_operator, is_step)
         self._is_annotation: Mask = is_annotation & ~step
@@ -148,8 +164,8 @@ class Attribution:
 
     @property
     def has_frames(self) -> bool:
-        """True if Python frames were recorded."""
-        return bool(self._is_python.any())
+        """True if Python frames were recorded, other than during graph captures."""
+        return bool(self._is_python[: self.first_captured].any())
 
     @functools.cached_property
     def _open_operator(self) -> Rows:
@@ -164,7 +180,11 @@ class Attribution:
         return self.events.with_name(self._is_python, lambda name: module_class(name) is not None)
 
     def _at_host(self, values: Rows) -> Rows:
-        return self.events.storage.stored(values_at(values, self.host))
+        found = values_at(values, self.host)
+        if self._captured is not None:
+            work, of_call = self._captured.work, values[self._captured.call]
+            found[work] = np.where(of_call >= 0, of_call, found[work])
+        return self.events.storage.stored(found)
 
     def _at_source(self, values: Rows) -> Rows:
         """Return the value at each event's forward operator, or at its `host` if it has no forward operator."""

@@ -57,7 +57,7 @@ def time_by_owner(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     return AttributedTimes(
         basis=basis,
         total_us=int(time_ns.sum()) / _NS_PER_US,
-        has_stacks=names.has_frames,
+        has_stacks=names.has_frames or bool((names.frame >= 0).any()),
         has_shapes=bool(len(names.events.args["Input Dims"])),
         operators=tables.by_operator(),
         shapes=tables.by_shape(),

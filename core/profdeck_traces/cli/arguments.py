@@ -41,6 +41,15 @@ Rules = Annotated[
     Path | None,
     typer.Option(metavar="FILE", parser=user_path, help="YAML or TOML file with custom kernel classes."),
 ]
+GraphCaptures = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        parser=user_path,
+        help="Trace of graph captures, or a directory of them, for the operators inside graphs. Default: the directory "
+        "capture_traces next to a trace.",
+    ),
+]
 
 
 def process_count(processes: int) -> int:
@@ -58,10 +67,11 @@ def warn_skipped(path: Path, reason: str) -> None:
     terminal.warn(f"{terminal.short_path(path)} {reason}.")
 
 
-def summarise_paths(
+def summarise_paths(  # noqa: PLR0913 - one parameter per option
     paths: Sequence[Path],
     *,
     rules: Path | None = None,
+    graph_captures: Path | None = None,
     traces: int = 0,
     processes: int = 0,
     cache: bool = True,
@@ -71,6 +81,7 @@ def summarise_paths(
     Args:
         paths: Runs, captures, directories or trace files.
         rules: File with custom kernel classes.
+        graph_captures: Value of ``--graph-captures``.
         traces: Number of traces on the report page, which sets the resolution of its timelines; 0 for no timelines.
         processes: Number of traces to read in parallel; 0: one per core.
         cache: If True, use the user's result cache.
@@ -92,6 +103,7 @@ def summarise_paths(
         summary, errors = summarise(
             paths,
             classifier=Classifier(load_rules(rules)) if rules else None,
+            graph_captures=graph_captures,
             buckets=buckets_of(traces) if traces else 0,
             processes=process_count(processes),
             cache=ResultCache.of_user() if cache else None,

@@ -77,6 +77,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     full: Annotated[bool, typer.Option("--full", help="Also print all tables of each trace.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
     rules: arguments.Rules = None,
+    graph_captures: arguments.GraphCaptures = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
@@ -104,6 +105,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     run, problems = arguments.summarise_paths(
         paths,
         rules=rules,
+        graph_captures=graph_captures,
         processes=processes,
         cache=cache,
     )

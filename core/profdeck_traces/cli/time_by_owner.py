@@ -96,6 +96,8 @@ def _of_team(team: Team, name: str, times: Sequence[AttributedTimes], by: str, s
         yield from wrapped(note, width, style="dim")
     if by == "shape" and not any(one.has_shapes for one in times):
         yield from wrapped("Shapes were not recorded. Set the backend option record_shapes.", width, style="dim")
+    for note in dict.fromkeys(one.note for one in times if one.note):
+        yield from wrapped(note, width, style="dim")
     if any(row[4] for row in rows):
         yield from wrapped(_PEAK, width, style="dim")
     if by in _WITH_WORK:

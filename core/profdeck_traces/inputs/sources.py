@@ -21,6 +21,9 @@ _TRACES = (".trace.json", ".trace.json.gz")
 _JSON = (".json", ".json.gz")
 _RECORDER_PREFIXES = ("rank_", "target.", ".")
 
+GRAPH_CAPTURES = "capture_traces"
+"""Name of the directory in which engines store the traces of their graph captures."""
+
 
 @attrs.frozen
 class TraceSource:
@@ -29,6 +32,19 @@ class TraceSource:
     path: Path
     facts: TraceFacts | None = None
     """Facts from the run; ``None`` for a trace outside a run."""
+    captures: Path | None = None
+    """A trace of graph captures, or a directory of such traces."""
+
+    @property
+    def graph_captures(self) -> tuple[Path, ...]:
+        """Traces of graph captures: those in `captures`, or in the directory `GRAPH_CAPTURES` next to the trace.
+
+        They contain the operators inside the graphs that the trace launches.
+        """
+        path = self.captures or self.path.parent / GRAPH_CAPTURES
+        if path.is_dir():
+            return tuple(sorted(filter(_is_trace, files_below(path))))
+        return (path,) if self.captures else ()
 
     @property
     def size_bytes(self) -> int:
@@ -76,7 +92,8 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     A path of a file, or of a directory that a plugin reads, is always treated as a trace. Other directories are
     searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, and for ``.json`` or ``.json.gz`` files
     that start like a trace. Files that manifests list and artifacts of plugins are found as well. Merged traces are
-    skipped, because the traces of the ranks have the same events.
+    skipped, because the traces of the ranks have the same events. Traces of graph captures are skipped if they are next
+    to a trace that uses them; see `TraceSource.graph_captures`.
 
     Args:
         paths: Files and directories.
@@ -174,6 +191,8 @@ def _sources_below(
     # JSON files next to a plugin's artifact belong to it, unless their names or manifests identify them as traces.
     of_plugins = {file.parent for file in below if kind_of(file) is not None}
     below = {file for file in below if file.parent not in of_plugins or _has_trace_name(file) or file in facts}
+    directories = {file.parent for file in below}
+    below = {file for file in below if file.parent.name != GRAPH_CAPTURES or file.parent.parent not in directories}
     sources = [TraceSource(file, facts.get(file)) for file in sorted(below)]
     sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
     if not sources:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,14 @@ class Pairs:
         at = np.minimum(self.index_of(rows), len(self) - 1)
         has_value = np.flatnonzero(self.row[at] == rows)
         return Pairs(has_value.astype(np.uint32), self.value[at[has_value]])
+
+    def with_rows(self, first: int, shift: int, added: Sequence[Pairs]) -> Pairs:
+        """Return the values with all rows from `first` on shifted, and with values of rows in between added."""
+        index = int(np.searchsorted(self.row, first))
+        row = [self.row[:index], *(pairs.row for pairs in added), self.row[index:] + np.uint32(shift)]
+        return Pairs(
+            np.concatenate(row), np.concatenate([self.value[:index], *(p.value for p in added), self.value[index:]])
+        )
 
 
 class Events:
@@ -259,7 +267,7 @@ class Events:
 
         Args:
             rows: Sorted rows of the complete events to keep.
-            args: Integer args to keep.
+            args: Args to keep.
         """
         return Events(
             self.path,
@@ -270,11 +278,64 @@ class Events:
             names=self.names,
             categories=self.categories,
             tracks=self.tracks,
-            texts={},
+            texts={key: self.texts[key] for key in args if key in self.texts},
             member_texts=[],
             pairs=(rows[:0], rows[:0]),
             storage=Storage(),
             untimed=np.flatnonzero(np.isin(rows, self.untimed)),
+        )
+
+    def followed_by(self, others: Sequence[Events], args: Iterable[str]) -> Events:
+        """Return the events with the complete events of other traces appended on tracks of their own.
+
+        The times of the other events are shifted so that they end before the first of these events. The result cannot
+        be used to copy a trace.
+
+        Args:
+            others: Events of the other traces.
+            args: Text-valued args of the other events to keep.
+        """
+        names, categories = ({text: code for code, text in enumerate(texts)} for texts in (self.names, self.categories))
+        tracks, texts = list(self.tracks), dict(self.texts)
+        first_ns = int(self.start_ns.min()) if self.complete else 0
+        parts: list[dict[str, NDArray[Any]]] = []
+        added: dict[str, list[Pairs]] = {key: [] for key in args}
+        complete = self.complete
+        for number, other in enumerate(others):
+            part = {name: column[: other.complete] for name, column in other.all.items()}
+            part["name"] = _codes(names, other.names, part["name"])
+            part["category"] = _codes(categories, other.categories, part["category"])
+            part["track"] = part["track"].astype(np.int64) + len(tracks)
+            part["start_ns"] = part["start_ns"] + (first_ns - int(other.end_ns.max(initial=first_ns)))
+            tracks += [(f"graph capture {number}: {pid}", tid) for pid, tid in other.tracks]
+            for key, of_key in added.items():
+                if key in other.args:
+                    pairs = other.args[key]
+                    of_key.append(Pairs(pairs.row + np.uint32(complete), pairs.value + len(texts[key])))
+                    texts[key] = [*texts[key], *other.texts[key]]
+            parts.append(part)
+            complete += other.complete
+        columns = {}
+        for name, column in self.all.items():
+            dtype = np.int32 if name == "track" and len(tracks) > 1 << 16 else column.dtype
+            inside = [part[name].astype(dtype) for part in parts]
+            columns[name] = np.concatenate([column[: self.complete], *inside, column[self.complete :]], dtype=dtype)
+            columns[name] = self.storage.stored(columns[name])
+        shift = complete - self.complete
+        return Events(
+            self.path,
+            self.check,
+            columns,
+            {key: pairs.with_rows(self.complete, shift, added.get(key, [])) for key, pairs in self.args.items()},
+            complete=complete,
+            names=list(names),
+            categories=list(categories),
+            tracks=tracks,
+            texts=texts,
+            member_texts=self.member_texts,
+            pairs=self.pairs,
+            untimed=np.where(self.untimed < self.complete, self.untimed, self.untimed + shift),
+            storage=self.storage,
         )
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -447,6 +508,15 @@ def _id(value: Any) -> Id:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if value is None or (isinstance(value, int | str) and not isinstance(value, bool)) else str(value)
+
+
+def _codes(codes: dict[str, int], texts: Sequence[str], values: NDArray[Any]) -> NDArray[np.int32]:
+    """Convert indices into `texts` to codes. Texts without a code are added to `codes`."""
+    used = np.flatnonzero(np.bincount(values, minlength=len(texts))).tolist()
+    of_text = np.zeros(len(texts), np.int32)
+    of_text[used] = [codes.setdefault(texts[index], len(codes)) for index in used]
+    codes_of_values: NDArray[np.int32] = of_text[values]
+    return codes_of_values
 
 
 def _decode(text: bytes) -> Any:

@@ -21,7 +21,7 @@ from seeds import FIRST_SEED
 
 
 def reading_of(path: Path) -> RankReading:
-    return read_summary(path, classifier=Classifier(), step_names=StepNames.load(), pictures=True)
+    return read_summary(TraceSource(path), classifier=Classifier(), step_names=StepNames.load(), pictures=True)
 
 
 def is_kept(reading: RankReading, path: Path) -> bool:
