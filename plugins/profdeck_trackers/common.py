@@ -15,9 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from profdeck import Capture
+from profdeck import Capture, ProfdeckError
 from profdeck.plugin import MissingLibraryError, replace_file
 from profdeck_traces import load
+
+HEADLINE = "profdeck/headline"
+"""Name of the text that `headline_of` returns."""
 
 
 def require_library(name: str) -> None:
@@ -51,6 +54,19 @@ def read_tracker_run(run: Path, name: str) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return tracker_run
+
+
+def headline_of(manifest: Mapping[str, Any]) -> str:
+    """Return the first sentences of `profdeck summary` for a capture: the headline of each role and the first finding.
+
+    Args:
+        manifest: the argument of the hook ``capture_finished``.
+    """
+    try:
+        summary = load(Path(manifest["directory"])).summary
+    except ProfdeckError:
+        return "No trace can be read."
+    return " ".join([*(f"{text}." for text in summary.headlines), *(found.text for found in summary.findings[:1])])
 
 
 @contextmanager

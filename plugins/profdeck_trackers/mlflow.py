@@ -18,6 +18,7 @@ from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
 from profdeck_traces import CaptureNumbers, numbers_of_capture
 from profdeck_trackers.common import (
+    headline_of,
     read_tracker_run,
     require_library,
     run_directory,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _FILE = "mlflow.json"
 _MAX_BATCH_METRICS = 1000
 """Limit of MLflow's REST API for one request."""
+_MAX_TAG_LENGTH = 5000
+"""Limit of the REST API for the value of a tag."""
 
 
 class MlflowListener:
@@ -70,6 +73,7 @@ class MlflowListener:
             write_tracker_run(run, _FILE, tracker_run)
         _log_metrics(client, run_id, numbers)
         client.set_tag(run_id, "profdeck.directory", str(run))
+        client.set_tag(run_id, "profdeck.headline", f"Step {numbers.step}: {headline_of(manifest)}"[:_MAX_TAG_LENGTH])
         with temporary_report(manifest) as page:
             client.log_artifact(run_id, str(page), "profdeck")
 

@@ -18,6 +18,8 @@ from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
 from profdeck_traces import numbers_of_capture
 from profdeck_trackers.common import (
+    HEADLINE,
+    headline_of,
     profdeck_run_id,
     read_tracker_run,
     require_library,
@@ -72,7 +74,7 @@ class SwanLabListener:
                 **resume_options,
             )
             try:
-                swanlab.log(dict(numbers.values), step=numbers.step)
+                swanlab.log({**numbers.values, HEADLINE: swanlab.Text(headline_of(manifest))}, step=numbers.step)
                 swanlab.log({"profdeck/page": swanlab.Html(page.read_text(encoding="utf-8"))}, step=numbers.step)
                 fields |= {"id": tracker_run.id, **({"url": tracker_run.url} if mode == _ONLINE else {})}
             finally:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from profdeck import hookimpl
 from profdeck.plugin import user_path
 from profdeck_traces import numbers_of_capture
-from profdeck_trackers.common import require_library
+from profdeck_trackers.common import HEADLINE, headline_of, require_library
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -46,7 +46,8 @@ class TensorBoardListener:
         writer = EventFileWriter(str(_event_directory(run)), filename_suffix=f".{manifest['capture']}")
         try:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.values.items()]
-            values.append(_text_value(f"{manifest['status']}: `profdeck report {shlex.quote(manifest['directory'])}`"))
+            report = f"{manifest['status']}: `profdeck report {shlex.quote(manifest['directory'])}`"
+            values += [_text_value("profdeck/capture", report), _text_value(HEADLINE, headline_of(manifest))]
             event = Event(wall_time=time.time(), step=numbers.step, summary=Summary(value=values))
             writer.add_event(event)
         finally:
@@ -60,13 +61,12 @@ def _event_directory(run: Path) -> Path:
     )
 
 
-def _text_value(markdown: str) -> Summary.Value:
+def _text_value(tag: str, markdown: str) -> Summary.Value:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING
     from tensorboard.plugins.text.metadata import create_summary_metadata
 
-    tag = "profdeck/capture"
     tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()], tensor_shape=TensorShapeProto())
     return Summary.Value(tag=tag, metadata=create_summary_metadata(tag, ""), tensor=tensor)

@@ -17,6 +17,8 @@ from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
 from profdeck_traces import numbers_of_capture
 from profdeck_trackers.common import (
+    HEADLINE,
+    headline_of,
     profdeck_run_id,
     read_tracker_run,
     require_library,
@@ -76,7 +78,7 @@ class WandbListener:
                 settings=wandb.Settings(console="off", silent=True),
             )
             try:
-                tracker_run.log(dict(numbers.values), step=numbers.step)
+                tracker_run.log({**numbers.values, HEADLINE: headline_of(manifest)}, step=numbers.step)
                 tracker_run.log_artifact(str(page), name=f"{tracker_run.id}-{manifest['capture']}", type="profile")
             finally:
                 tracker_run.finish()

@@ -425,6 +425,8 @@ class RunSummary:
     """Servers with engine iterations, sorted by run, role and replica."""
     unread: tuple[str, ...] = ()
     """Paths that could not be read: traces, directories, and files such as ``run.json``."""
+    headlines: tuple[str, ...] = ()
+    """For each role with an account, its step time and each side's share of the critical path, in one sentence."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as dicts, tuples and scalars."""

@@ -128,6 +128,7 @@ def check(  # noqa: PLR0913 - the options of the command line
             _write_junit(junit, name, None, terminal.error_lines(error))
         raise
     judgement = regression_limit.judge(diff, limit, fail_on)
+    sentences = [judgement.sentence_of(role, problems) for role in diff.roles]
     if json:
         json_limit.print_limited(
             {
@@ -139,9 +140,9 @@ def check(  # noqa: PLR0913 - the options of the command line
                         "role": role.role,
                         "stage": role.stage,
                         "verdict": role.verdict(limit),
-                        "headline": judgement.sentence_of(role, problems),
+                        "headline": sentence,
                     }
-                    for role in diff.roles
+                    for role, sentence in zip(diff.roles, sentences, strict=True)
                 ],
                 "judged": [_plain(role, change, judgement) for role, change in judgement.judged],
                 "undecided": judgement.undecided,
@@ -153,8 +154,7 @@ def check(  # noqa: PLR0913 - the options of the command line
         console = terminal.stdout_console()
         width = text_layout.width_of(console, full_names=False)
         lines: list[Text] = []
-        for role in diff.roles:
-            text = judgement.sentence_of(role, problems)
+        for role, text in zip(diff.roles, sentences, strict=True):
             is_over = any(slower is role for slower, _ in judgement.regressions)
             style = "bold red" if is_over else "bold yellow" if problems or judgement.is_undecided(role) else ""
             lines += text_layout.wrapped(text, width, indent="  ", first="", style=style)
@@ -163,7 +163,7 @@ def check(  # noqa: PLR0913 - the options of the command line
         _write_junit(junit, name, judgement, problems)
     if github or (github is None and os.environ.get(_ON_GITHUB) == "true" and not json):
         _print_annotations(name, judgement, problems)
-    judgement.end(problems)
+    judgement.end(problems, verdicts=() if json else sentences)
 
 
 def _compare(file: Path, run: Path, *, processes: int, cache: bool) -> tuple[RunDiff, list[str]]:
@@ -253,12 +253,13 @@ def _xml(text: str) -> str:
 
 
 def _print_annotations(name: str, judgement: Judgement, problems: Sequence[str]) -> None:
-    roles = {id(role): role for role, _ in judgement.regressions}
-    regressions = [judgement.sentence_of(role, problems) for role in roles.values()]
-    for text in [*regressions, *problems]:
+    regressions = {id(role): judgement.sentence_of(role, problems) for role, _ in judgement.regressions}
+    for text in [*regressions.values(), *problems]:
         typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(text)}")
-    for reason in judgement.undecided:
-        typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(reason)}")
+    undecided = {id(role): judgement.sentence_of(role, problems) for role, _ in judgement.undecided_roles}
+    sentences = [text for role, text in undecided.items() if role not in regressions]
+    for text in [*sentences, *judgement.reasons_not_in([*regressions.values(), *sentences])]:
+        typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(text)}")
 
 
 def _escaped(text: str) -> str:

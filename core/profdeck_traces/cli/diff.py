@@ -124,7 +124,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         json_limit.print_limited(document, max_bytes, _IMPORTANT)
     else:
         _print(diff, judgement, top, full_names=full_names)
-    verdicts = "" if json else "\n".join(verdict_of(role, judgement.limit) for role in diff.roles)
+    verdicts = () if json else [verdict_of(role, judgement.limit) for role in diff.roles]
     judgement.end(problems, verdicts=verdicts)
 
 

@@ -93,20 +93,24 @@ class Judgement:
         result = "Over" if is_over else "Inconclusive for" if problems or self.is_undecided(role) else "Within"
         return f"{verdict_of(role, self.limit)} {result} the limit of {self.limit * 100:g}%."
 
-    def end(self, problems: Sequence[str], *, verdicts: str = "") -> None:
+    def reasons_not_in(self, texts: Sequence[str]) -> list[str]:
+        """Return the reasons in `undecided` that none of the texts contains."""
+        reasons = [reason for _, reason in self.undecided_roles] + self.lost_roles
+        pairs = zip(self.undecided, reasons, strict=True)
+        return [full for full, reason in pairs if not any(reason in text for text in texts)]
+
+    def end(self, problems: Sequence[str], *, verdicts: Sequence[str] = ()) -> None:
         """Print the reasons in `undecided`, and exit if there is a problem or a regression.
 
         Args:
             problems: Error messages for traces that cannot be read.
-            verdicts: Verdicts that were printed. Reasons in this text are not printed again.
+            verdicts: Verdicts that were printed. Reasons in them are not printed again.
 
         Raises:
             typer.Exit: There is a problem or a regression.
         """
-        texts = [reason for _, reason in self.undecided_roles] + self.lost_roles
-        for reason, text in zip(self.undecided, texts, strict=True):
-            if text not in verdicts:
-                terminal.print_stderr(f"inconclusive: {reason}")
+        for reason in self.reasons_not_in(verdicts):
+            terminal.print_stderr(f"inconclusive: {reason}")
         if problems:
             raise typer.Exit(ExitCode.UNREADABLE)
         if self.regressions:

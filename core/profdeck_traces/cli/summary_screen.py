@@ -20,7 +20,7 @@ from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.owner_labels import origin_label, owner_label, short_event
 from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, beside, fitted, wrapped
-from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
+from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, headlines_of, not_complete, teams_of
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
@@ -69,7 +69,8 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     teams = everyone if is_full else first_of(everyone, _MOST_TRACES)
     tables = [table for team in teams for table in _tables_of(team, len(everyone) > 1, screen)]
     notes = [f"{plural(len(everyone) - len(teams), 'more trace')} with --full."] if len(everyone) > len(teams) else []
-    lines = [*_about(run, paths, everyone, width), *_headlines(teams, width, named=len(everyone) > 1), Text()]
+    lines = _about(run, paths, everyone, width)
+    lines += [line for text in headlines_of(teams) for line in wrapped(text, width, indent="  ")] + [Text()]
     if screen.height is None:
         lines += _findings(run.findings, width, screen.findings)
     else:
@@ -96,16 +97,6 @@ def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width:
         wrapped(text, width, indent="    ", first="  ", style=_STYLES[status]) for status, text in not_complete(run)
     ]
     return [*lines, *(line for block in poor for line in block)]
-
-
-def _headlines(teams: Sequence[Team], width: int, *, named: bool) -> list[Text]:
-    """Return the headline of each role: its step time, and the share of each side in its critical path."""
-    return [
-        line
-        for team in teams
-        if team.headline
-        for line in wrapped(f"{team.name or 'trace'}: {team.headline}" if named else team.headline, width, indent="  ")
-    ]
 
 
 def _findings(

@@ -239,6 +239,12 @@ def teams_of(run: RunSummary) -> tuple[Team, ...]:
     )
 
 
+def headlines_of(teams: Sequence[Team]) -> list[str]:
+    """Return the headline of each role, with its name if there are several roles."""
+    named = len(teams) > 1
+    return [f"{team.name or 'trace'}: {team.headline}" if named else team.headline for team in teams if team.headline]
+
+
 def first_of(teams: Sequence[Team], most: int) -> list[Team]:
     """Return all roles, and so many of the traces that belong to none: of those there may be any number."""
     places = [place for place, team in enumerate(teams) if team.role is None]

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from processes import until
+from profdeck_traces import load
+from profdeck_trackers.common import HEADLINE
 
 pytestmark = pytest.mark.trackers
 
@@ -112,6 +114,13 @@ def median_step_ms(run: Path, step: int) -> float:
     return (lengths[1] + lengths[2]) / 2e3
 
 
+def headline(run: Path, step: int) -> str:
+    """Return the first sentences of `profdeck summary` for a capture."""
+    summary = load(run / f"step_{step:06d}").summary
+    assert summary.headlines
+    return f"{summary.headlines[0]}. {summary.findings[0].text}"
+
+
 def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, str], tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
@@ -130,6 +139,8 @@ def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, st
     assert steps == pytest.approx({step: median_step_ms(run, step) for step in (3, 7)}, rel=1e-6)
     (text, _) = read.Tensors(name, "profdeck/capture")
     assert b"complete: `profdeck report " in text.tensor_proto.string_val[0]
+    headlines = {event.step: event.tensor_proto.string_val[0].decode() for event in read.Tensors(name, HEADLINE)}
+    assert headlines == {step: headline(run, step) for step in (3, 7)}
 
 
 def test_tensorboard_uses_the_jobs_directory(environment: dict[str, str], tmp_path: Path) -> None:
@@ -164,6 +175,7 @@ def test_mlflow_run_has_metrics_and_report(server: str, environment: dict[str, s
     )
     pages = [artifact.path for artifact in client.list_artifacts(about["run_id"], "profdeck")]
     assert sorted(pages) == ["profdeck/step_000003.html", "profdeck/step_000007.html"]
+    assert mlflow_run.data.tags["profdeck.headline"] in {f"Step {step}: {headline(run, step)}" for step in (3, 7)}
 
 
 def read_records(file: Path) -> Iterator[Any]:
@@ -200,11 +212,13 @@ def test_wandb_run_is_separate_from_the_jobs_run(environment: dict[str, str], tm
     about = json.loads((run / "wandb.json").read_text())
     project = ("the project", "the group") if how == "wandb" else ("profdeck", "")
     assert runs == {(about["id"], *project)}
-    step_ms = {}
+    step_ms, headlines = {}, {}
     for record in records:
         values = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         if values:
             step_ms[values["_step"]] = values["profdeck/trainer/global_step_ms"]
+            headlines[values["_step"]] = values[HEADLINE]
+    assert headlines == {step: headline(run, step) for step in (3, 7)}
     assert step_ms == pytest.approx({step: median_step_ms(run, step) for step in (3, 7)})
     assert {record.artifact.name for record in records if record.WhichOneof("record_type") == "artifact"} == {
         f"{about['id']}-step{step}" for step in (3, 7)

@@ -107,7 +107,7 @@ def test_check_without_comparable_times_fails(cli: Cli, tmp_path: Path) -> None:
     assert "::warning title=profdeck main::" in result.output
     errors = [str(error.get("message")) for error in ET.parse("j.xml").getroot().iter("error")]  # noqa: S314 - written by this test
     assert errors == ["trainer: side 'after' has no kernels.", "trainer: one of the runs has no devices."]
-    assert all(error in output_text(result) for error in errors)
+    assert all(error.removeprefix("trainer: ").rstrip(".") in output_text(result) for error in errors)
 
 
 def test_undecided_change_is_not_within_the_limit(cli: Cli, tmp_path: Path) -> None:
@@ -121,6 +121,12 @@ def test_undecided_change_is_not_within_the_limit(cli: Cli, tmp_path: Path) -> N
         assert result.exit_code == 6
         assert "trainer is inconclusive: " in output_text(result)
         assert f"Inconclusive for the limit of {limit}." in output_text(result)
+        assert output_text(result).count("record more steps") == 1
+    arguments = ("baseline", "check", "noisy", "changed")
+    (role,) = json.loads(cli(*arguments, "--json").stdout)["roles"]
+    assert (
+        f"::warning title=profdeck noisy::{role['headline'].replace('%', '%25')}" in cli(*arguments, "--github").output
+    )
 
 
 @pytest.mark.usefixtures("saved_baseline")
@@ -185,7 +191,8 @@ def test_junit_reports_an_error_if_files_cannot_be_read(
     assert result.exit_code == code
     messages = [str(error.get("message")) for error in ET.parse("j.xml").getroot().iter("error")]  # noqa: S314 - written by this test
     assert messages
-    assert all(" ".join(message.split()) in output_text(result) for message in messages)
+    reasons = [" ".join(message.split()).removeprefix("trainer: ").rstrip(".") for message in messages]
+    assert all(reason in output_text(result) for reason in reasons)
 
 
 @pytest.mark.usefixtures("saved_baseline")
