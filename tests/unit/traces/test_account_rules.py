@@ -384,7 +384,7 @@ def test_repeated_forward_pass(tmp_path: Path, items: list[Item], is_found: bool
     assert state_of(run, "duplicated-work").state == ("found" if is_found else "clear")
     if is_found:
         assert found[0].text == (
-            "Running Net again on the same shapes, without a backward pass, takes 10% of each step (1.00 ms) in main "
+            "Running Net again, with the same operators but no backward pass, takes 10% of each step (1.00 ms) in main "
             "(train.py:5)."
         )
 
@@ -412,9 +412,16 @@ WRITE = "<built-in method write of _io.TextIOWrapper object at 0x7f1>"
         ([frame(READ, 100), frame(WRITE, 300)], "output"),
         ([frame(READ, 100), frame("<built-in method sendto of _socket.socket object at 0x7f1>", 100)], "python-code"),
         ([frame(READ, 100), frame("<built-in method connect of _socket.socket object at 0x7f1>", 1_800)], "waiting"),
+        ([frame("<built-in function read>", 100), frame("<built-in function waitpid>", 1_800)], "waiting"),
     ],
-    ids=["reads", "logs to a file", "sends metrics", "waits for a server"],
+    ids=["reads", "logs to a file", "sends metrics", "waits for a server", "waits for a process"],
 )
 def test_cause_of_a_function_is_what_it_mostly_does(tmp_path: Path, inner: list[Item], cause: str) -> None:
     run = Job().write(tmp_path / "job.json", [function(2_000, *inner)])
     assert [finding.rule for finding in run.findings] == [cause]
+
+
+def test_phases_of_the_compiler_that_are_recorded_as_operators(tmp_path: Path) -> None:
+    compiler = operator("_compile.compile_inner (dynamo_timed)", 800, operator("build_guards (dynamo_timed)", 500))
+    (finding,) = Job(stacks=False).write(tmp_path / "job.json", [compiler]).findings
+    assert (finding.rule, finding.gain_us) == ("compilation", pytest.approx(800))
