@@ -364,11 +364,11 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
         if is_small and (caller := callers.get(key.place)) is not None:
             functions.setdefault(_Key(key.cause, caller), []).append(key)
     is_changed = False
-    for caller, parts in functions.items():
-        keys = [*parts, *([caller] if caller in groups else [])]
+    for parent, parts in functions.items():
+        keys = [*parts, *([parent] if parent in groups else [])]
         times = [groups[key].time_ns for key in keys if key in groups]
         if len(times) == len(keys) and max(times) <= _MAX_MERGED_SHARE * sum(times):
-            groups[caller] = functools.reduce(_Group.merged, [groups.pop(key) for key in keys])
+            groups[parent] = functools.reduce(_Group.merged, [groups.pop(key) for key in keys])
             is_changed = True
     return is_changed
 
