@@ -175,6 +175,15 @@ _CAUSES = {
         cure=_fixed("release the lock, or deliver the result, before this function"),
         needs_stacks=True,
     ),
+    causes.CONTENTION: _Cause(
+        rule="gil-contention",
+        condition="Another thread runs Python functions while the main thread also runs Python code, over 20 %. Each "
+        "waits for the other, because only one can hold the GIL.",
+        min_share=0.1,
+        subject=_fixed("Python code of another thread, which needs the GIL, overlaps"),
+        cure=_fixed("run this function in another process, such as with multiprocessing, to free the GIL"),
+        gain_share=0.5,
+    ),
     causes.FLOAT64: _Cause(
         rule="float64",
         condition="Operators on float64 tensors, or kernels for float64 matrix products, over 1 %.",
@@ -545,6 +554,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
 
 def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
     """Yield the causes that cannot be ruled out because of missing data."""
+    yield NotJudged("gil-contention", "traces show only Python functions that start during the recording, not the GIL")
     yield NotJudged("padding", "traces do not contain the values of tensors; log the share of padding in each batch")
     unexplained = sum(one.time_us for one in account.causes if one.cause == causes.BETWEEN) / account.time_us
     if not account.has_stacks:

@@ -425,3 +425,41 @@ def test_phases_of_the_compiler_that_are_recorded_as_operators(tmp_path: Path) -
     compiler = operator("_compile.compile_inner (dynamo_timed)", 800, operator("build_guards (dynamo_timed)", 500))
     (finding,) = Job(stacks=False).write(tmp_path / "job.json", [compiler]).findings
     assert (finding.rule, finding.gain_us) == ("compilation", pytest.approx(800))
+
+
+def with_thread(job: Job, *names: str) -> Job:
+    """Add a thread that calls each function for 100 us, again and again."""
+    place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 2, "args": {}}
+    end_us = job.steps * STEP_US
+    job.events.append(place | {"name": "threading.py(982): run", "ts": 0.0, "dur": end_us})
+    for index in range(1, int(end_us) // 100):
+        job.events.append(place | {"name": names[index % len(names)], "ts": index * 100.0, "dur": 100.0})
+    return job
+
+
+def test_python_code_of_two_threads_contends_for_the_gil(tmp_path: Path) -> None:
+    run = with_thread(Job(), "train.py(90): hash_rows").write(tmp_path / "job.json", [function(6_000)])
+    (finding,) = [finding for finding in run.findings if finding.rule == "gil-contention"]
+    assert finding.text == (
+        "Python code of another thread, which needs the GIL, overlaps 60% of each step (5.97 ms) in hash_rows "
+        "(train.py:90)."
+    )
+    assert finding.gain_us == pytest.approx(3_000, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<built-in method acquire of _thread.lock object at 0x7f1>",
+        "<built-in function sha256>",
+        "selectors.py(451): select",
+    ],
+)
+def test_waiting_or_native_thread_does_not_contend_for_the_gil(tmp_path: Path, name: str) -> None:
+    run = with_thread(Job(), name).write(tmp_path / "job.json", [function(6_000)])
+    assert state_of(run, "gil-contention").state == "not_judged"
+
+
+def test_thread_that_runs_during_operators_does_not_contend_for_the_gil(tmp_path: Path) -> None:
+    run = with_thread(Job(), "train.py(90): hash_rows").write(tmp_path / "job.json", [operator("aten::mm", 6_000)])
+    assert state_of(run, "gil-contention").state == "not_judged"
