@@ -240,13 +240,17 @@ class Pipeline(Training):
 
 @attrs.define(eq=False, kw_only=True)
 class Engine(GpuJob):
-    """Inference engine that decodes with a CUDA graph. Positions: ``before`` and ``sample``."""
+    """Inference engine that decodes with a CUDA graph. Positions: ``before``, ``sample`` and ``after``."""
 
     prefix: ClassVar[str] = "execute_context_"
     graphs: bool = True
     prefill_every: int = 0
     """Interval, in iterations, at which a prefill joins the decode batch; 0 for no prefills."""
     prefill_tokens: int = 0
+    drafts: int = 0
+    """Number of draft tokens per request."""
+    rejected: int = 0
+    """Number of draft tokens rejected per request."""
     kernel_us: float = attrs.field(init=False)
     kernels: int = attrs.field(init=False)
     requests: int = attrs.field(init=False)
@@ -262,7 +266,10 @@ class Engine(GpuJob):
         self.run("before", gpu)
         prefill = bool(self.prefill_every) and gpu.step % self.prefill_every == self.prefill_every - 1
         context = f"1({self.prefill_tokens})" if prefill else "0(0)"
-        with gpu.mark(f"execute_context_{context}_generation_{self.requests}({self.requests})"):
+        tokens = self.requests * (1 + self.drafts)
+        drafted = f"_draft_{self.requests * self.drafts}" if self.drafts else ""
+        drafted += f"_rejected_{self.requests * self.rejected}" if self.rejected else ""
+        with gpu.mark(f"execute_context_{context}_generation_{self.requests}({tokens}){drafted}"):
             gpu.op("aten::index_copy_", 30)
             factor = 1 + self.prefill_tokens / 100 if prefill else 1
             kernels = [(GEMMS[number % len(GEMMS)], self.kernel_us * factor) for number in range(self.kernels)]
@@ -275,5 +282,6 @@ class Engine(GpuJob):
             self.run("sample", gpu)
             gpu.copy("Memcpy DtoH (Device -> Pinned)", 2)
             gpu.sync(COMPUTE)
+        self.run("after", gpu)
         gpu.idle(40)
         yield from ()

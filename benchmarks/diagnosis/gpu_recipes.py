@@ -482,6 +482,36 @@ def wine(job: Engine) -> None:
     job.at("sample", sample)
 
 
+@RECIPES.planted(
+    "rejected-drafts",
+    rules="rejected-speculation",
+    cure="draft fewer|num_speculative_tokens|draft model",
+    job=Engine,
+    steps=40,
+    has_cost=False,
+)
+def wren(job: Engine) -> None:
+    """The model rejects most draft tokens."""
+    job.drafts, job.rejected = 4, 3
+
+
+@RECIPES.planted(
+    "detokenising", rules="detokenisation", cure="process|several|batch", job=Engine, steps=40, has_cost=False
+)
+def wyvern(job: Engine) -> None:
+    """The engine converts tokens to text between iterations."""
+    work_us = job.random.uniform(500, 900)
+
+    def convert(gpu: Gpu) -> None:
+        with (
+            gpu.frame("engine/output_processor.py(310): process_outputs"),
+            gpu.frame("engine/detokenizer.py(88): update"),
+        ):
+            gpu.idle(work_us)
+
+    job.at("after", convert)
+
+
 # Problems with the recording.
 
 
@@ -625,3 +655,39 @@ def wheel(job: Training) -> None:
         gpu.slowdown = 1 + 0.03 * (gpu.step % 3)
 
     job.at("data", vary)
+
+
+@RECIPES.control("accepted-drafts", job=Engine, steps=40)
+def wolf(job: Engine) -> None:
+    """The model accepts most draft tokens."""
+    job.drafts, job.rejected = 4, 1
+
+
+@RECIPES.control("short-detokenising", job=Engine, steps=40)
+def worm(job: Engine) -> None:
+    """The engine converts tokens to text in little time."""
+
+    def convert(gpu: Gpu) -> None:
+        with gpu.frame("engine/detokenizer.py(88): update"):
+            gpu.idle(60)
+
+    job.at("after", convert)
+
+
+@RECIPES.control("small-kernels-of-a-graph", job=Engine, steps=40)
+def yak(job: Engine) -> None:
+    """The kernels of the CUDA graph take only a few microseconds."""
+    job.kernel_us, job.kernels = 4.0, 600
+
+
+@RECIPES.control("helper-functions", steps=16)
+def yew(job: Training) -> None:
+    """Several short functions run while the device is busy."""
+
+    def helpers(gpu: Gpu) -> None:
+        with gpu.frame("train.py(20): bookkeeping"):
+            for index in range(4):
+                with gpu.frame(f"train.py({30 + index}): part_{index}"):
+                    gpu.idle(40)
+
+    job.at("forward", helpers)

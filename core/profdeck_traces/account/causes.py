@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.contexts import counts_inside
 from profdeck_traces.account.gain import Gain, Replay
+from profdeck_traces.account.host_threads import State
 from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
@@ -44,13 +45,13 @@ PROFILER, COMMUNICATION, WAITING = "profiler", "exposed-communication", "waiting
 FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copies", "small-operators"
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
-GRAPH_BREAKS, REPEATED = "graph-breaks", "repeated-forward"
+GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
 NEW_BUFFERS, DEEP_COPY = "new-buffers", "deep-copies"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
-    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, NEW_BUFFERS, DEEP_COPY,
+    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -152,7 +153,7 @@ class PathCauses:
     def add(self, window: PathWindow) -> None:
         """Add the critical path of a window."""
         recording = window.recording
-        batch: list[_StepRows] = []
+        batch = self._other_threads(window)
         count = 0
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(path):
@@ -183,6 +184,8 @@ class PathCauses:
                     # Without the wait, operators that only read the value are not needed either.
                     is_read = is_place & (label == _code(SINGLE_VALUES))
                     replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
+            elif key.cause == _code(CONTENTION):
+                group.gain.is_known = False
             elif _OF_CODE.get(key.cause):
                 replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
             else:
@@ -224,6 +227,36 @@ class PathCauses:
         code = np.full(len(members), _code(SYNCHRONISATION), np.uint8)
         time = self._sync_end[members] - np.maximum(self._sync_start[members], begin)
         return _StepRows(len(self._step_ns), code, self._syncs[members], time)
+
+    def _other_threads(self, window: PathWindow) -> list[_StepRows]:
+        """Return the Python functions that other threads run while the main thread also runs Python code.
+
+        Their time is the overlap with this code on the critical path. Built-in functions can release the GIL.
+        """
+        recording, threads, events = window.recording, window.recording.threads, self._names.events
+        tracks = np.unique(threads.other_runs.track).tolist()
+        path, used = recording.path, np.flatnonzero(window.is_used)
+        own = np.flatnonzero(np.isin(path.kind, (OwnerKind.PYTHON, OwnerKind.BETWEEN)))
+        if not tracks or not len(own) or not len(used):
+            return []
+        segment = np.concatenate([np.arange(threads.first[track], threads.last[track]) for track in tracks])
+        segment = segment[threads.state[segment] == State.FRAME]
+        row = window.rows_of_trace(threads.row[segment])
+        names, name = np.unique(events.name[row], return_inverse=True)
+        is_python = ~np.array([events.names[code].startswith("<built-in") for code in names.tolist()], np.bool_)[name]
+        segment, row = segment[is_python], row[is_python]
+        times = np.stack([path.begin[own], path.end[own]], axis=1).ravel()
+        until = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))
+        overlap = np.diff(
+            np.interp(np.stack([threads.begin[segment], threads.begin[segment + 1]]), times, until), axis=0
+        )[0]
+        step = recording.borders.times.searchsorted(threads.begin[segment], side="right") - 1
+        code = np.full(len(row), _code(CONTENTION), np.uint8)
+        rows = []
+        for number, index in enumerate(used.tolist(), len(self._step_ns)):
+            of_step = np.flatnonzero((step == index) & (overlap > 0))
+            rows.append(_StepRows(number, code[of_step], row[of_step], overlap[of_step].astype(np.int64)))
+        return rows
 
     def _add_rows(self, batch: Sequence[_StepRows]) -> None:
         """Add the time of the rows of some steps to their groups."""
@@ -374,11 +407,11 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
         if is_small and (caller := callers.get(key.place)) is not None:
             functions.setdefault(_Key(key.cause, caller), []).append(key)
     is_changed = False
-    for caller, parts in functions.items():
-        keys = [*parts, *([caller] if caller in groups else [])]
+    for parent, parts in functions.items():
+        keys = [*parts, *([parent] if parent in groups else [])]
         times = [groups[key].time_ns for key in keys if key in groups]
         if len(times) == len(keys) and max(times) <= _MAX_MERGED_SHARE * sum(times):
-            groups[caller] = functools.reduce(_Group.merged, [groups.pop(key) for key in keys])
+            groups[parent] = functools.reduce(_Group.merged, [groups.pop(key) for key in keys])
             is_changed = True
     return is_changed
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from profdeck_traces.account.row_kinds import LAST_ANNOTATION, LAST_CALL, RowKind
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
-from profdeck_traces.reading.event_names import is_profiler_frame, is_socket_call
+from profdeck_traces.reading.event_names import is_external_wait, is_profiler_frame, is_socket_call
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int, parents
 
@@ -45,8 +45,8 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     """Assign the kind of a file read or output to the user function that contains it.
 
     The time of such a function includes parsing or formatting. If it both reads and writes, the kind with more time
-    counts. A function keeps its kind if it also runs modules, matrix products or the backward pass, uses a socket, or
-    contains annotations.
+    counts. A function keeps its kind if it also runs modules, matrix products or the backward pass, uses a socket,
+    waits for a process, or contains annotations.
 
     Args:
         events: The trace.
@@ -75,7 +75,8 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     functions = functions[functions >= 0].astype(np.int64)
     computes = events.with_name(is_python, lambda name: module_class(name) is not None)
     computes |= events.with_name(~is_python, lambda name: _COMPUTES.search(name) is not None)
-    keeps = counts_inside(events, functions, computes | is_socket) > 0
+    is_wait = events.with_name(is_python, is_external_wait)
+    keeps = counts_inside(events, functions, computes | is_socket | is_wait) > 0
     is_step = kinds == RowKind.ANNOTATION
     keeps |= counts_inside(events, functions, is_step & ~events.has_category({OPERATOR})) > 0
     kinds[functions[~keeps]] = kind[~keeps]

@@ -163,9 +163,9 @@ def _annotation(name: str) -> RowKind:
 
 
 def _operator(name: str) -> RowKind:
-    if is_compilation(name):  # recorded as an operator or an annotation, depending on the torch release
+    # torch 1.8 records data loader iterations as operators, and torch 2.13 the phases of torch.compile.
+    if is_compilation(name):
         return RowKind.COMPILATION_ANNOTATION
-    # torch 1.8 records data loader iterations as operators.
     return RowKind.LOADING_OPERATOR if is_loader(name) else RowKind.OPERATOR
 
 

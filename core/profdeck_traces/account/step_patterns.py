@@ -177,15 +177,14 @@ def repeated_forward(names: Attribution, kinds: _Codes) -> Mask:
     """Return a mask of the events in forward passes that repeat another one and whose result has no backward pass.
 
     A forward pass is a call of the outermost ``nn.Module``. Another call of the same instance in the same step and
-    stage runs the same operators on the same shapes, and has a backward pass. Calls without gradients count only inside
-    a stage, because some algorithms need them, such as to compute old log probabilities. Activation checkpointing also
-    repeats forward passes, and is excluded.
+    stage runs the same operators, on the same shapes if they were recorded, and has a backward pass. Calls without
+    gradients count only inside a stage, because some algorithms need them, such as to compute old log probabilities.
+    Activation checkpointing also repeats forward passes, and is excluded.
     """
     events = names.events
     found = np.zeros(events.complete, np.bool_)
     main, starts = _steps(names, kinds)
-    shapes = events.args["Input Dims"]
-    if main < 0 or not names.has_frames or not len(shapes) or not names.is_backward.any():
+    if main < 0 or not names.has_frames or not names.is_backward.any():
         return found
     is_python = events.has_category({PYTHON})
     is_module = events.with_name(is_python, lambda name: module_class(name) is not None)

@@ -20,7 +20,7 @@ from profdeck_traces.base.text import plural
 from profdeck_traces.findings.engine_rules import HOST_BETWEEN
 from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import is_external_wait, is_sleep, is_socket_call
+from profdeck_traces.reading.event_names import is_sleep
 
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
@@ -164,13 +164,7 @@ _CAUSES = {
         "loop, which also waits for short tool calls, over 20 %.",
         min_share=0.1,
         subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
-        cure=lambda one: (
-            "send the request from a background thread, or less often"
-            if is_socket_call(one.name or "")
-            else "run the child process in the background, or less often"
-            if is_external_wait(one.name or "")
-            else "start the awaited work one step earlier"
-        ),
+        cure=_fixed("run the awaited work in the background, and use its result one step later"),
         needs_stacks=True,
     ),
     causes.OTHER_THREAD: _Cause(
@@ -180,6 +174,15 @@ _CAUSES = {
         subject=lambda one, _: f"Waiting for another thread, which is in {_name(one)}, takes",
         cure=_fixed("release the lock, or deliver the result, before this function"),
         needs_stacks=True,
+    ),
+    causes.CONTENTION: _Cause(
+        rule="gil-contention",
+        condition="Another thread runs Python functions while the main thread also runs Python code, over 20 %. Each "
+        "waits for the other, because only one can hold the GIL.",
+        min_share=0.1,
+        subject=_fixed("Python code of another thread, which needs the GIL, overlaps"),
+        cure=_fixed("run this function in another process, such as with multiprocessing, to free the GIL"),
+        gain_share=0.5,
     ),
     causes.FLOAT64: _Cause(
         rule="float64",
@@ -255,10 +258,10 @@ _CAUSES = {
     ),
     causes.REPEATED: _Cause(
         rule="duplicated-work",
-        condition="A model runs twice on the same shapes in one stage, and one of the results has no backward pass, "
-        "over 5 %.",
+        condition="A model runs the same operators twice in one stage, and one of the runs has no backward pass, over "
+        "5 %.",
         min_share=0.05,
-        subject=lambda one, _: f"Running {_module(one)} again on the same shapes, without a backward pass, takes",
+        subject=lambda one, _: f"Running {_module(one)} again, with the same operators but no backward pass, takes",
         cure=_fixed("if the input is the same, run the model once and reuse its output"),
     ),
     causes.SYNCHRONISATION: _Cause(
@@ -283,7 +286,7 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """Yield a finding for each cause in the account with a sufficient gain, and the causes that cannot be judged."""
     account = view.rank.account
     if account is None:
-        yield from (NotJudged(rule, "the host was not recorded") for rule in (*RULES_OF_CAUSES, *_WITHOUT_STACKS))
+        yield from (NotJudged(rule, "the host was not recorded") for rule in ALL_CAUSES)
         return
     for one, cause in _found(view, account):
         # Without devices, this time includes waits for ranks that themselves wait for a CPU.
@@ -302,10 +305,14 @@ def gain_from(view: RankView, cause: str) -> float:
 
 
 def small_kernels_us(view: RankView) -> float | None:
-    """Return the gain per step from small kernels and their launches, or ``None`` if it is unknown."""
+    """Return the gain per step from small kernels and their launches, or ``None`` if it is unknown.
+
+    Kernels of graphs do not count.
+    """
     account = view.rank.account
     gains = [one.gain_us or 0.0 for one in account.causes if one.cause == causes.SMALL] if account else []
-    return sum(gains) / account.steps if account and any(gains) else None
+    is_known = any(gains) or (not gains and bool(view.rank.graph_launches))
+    return sum(gains) / account.steps if account and is_known else None
 
 
 def stage_of(view: RankView, cause: str) -> str | None:
@@ -563,6 +570,8 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
 
 def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
     """Yield the causes that cannot be ruled out because of missing data."""
+    yield NotJudged("gil-contention", "traces show only Python functions that start during the recording, not the GIL")
+    yield NotJudged("padding", "traces do not contain the values of tensors; log the share of padding in each batch")
     unexplained = sum(one.time_us for one in account.causes if one.cause == causes.BETWEEN) / account.time_us
     if not account.has_stacks:
         for cause in _CAUSES.values():
@@ -576,15 +585,14 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
     elif view.is_engine:
         yield NotJudged("waiting", "an engine waits for requests and clients")
     if view.rank.attributed is None or not view.rank.attributed.has_shapes:
-        yield from (
-            NotJudged(rule, "shapes and data types were not recorded") for rule in ("float64", "duplicated-work")
-        )
+        yield NotJudged("float64", "shapes and data types were not recorded")
     if not view.rank.devices:
         reason = "no device work was recorded"
         yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))
 
 
-RULES = {account_causes: (*RULES_OF_CAUSES, *_WITHOUT_STACKS)}
+ALL_CAUSES = (*RULES_OF_CAUSES, *_WITHOUT_STACKS, "padding")
+RULES = {account_causes: ALL_CAUSES}
 """Rules, with the causes that each one looks for."""
 
 

@@ -21,6 +21,7 @@ PREFILL_NEXT_TO_DECODE = "prefill-next-to-decode"
 LONG_TAIL = "long-tail"
 REQUEST_QUEUE, KV_PRESSURE, PREEMPTION = "request-queue", "kv-pressure", "preemption"
 HOST_BETWEEN, SAMPLER, SPECULATION = "host-between-iterations", "sampler", "rejected-speculation"
+DETOKENISATION = "detokenisation"
 
 _FEWEST_DECODES = 10
 _SAMPLING_OPERATORS = frozenset(
@@ -237,6 +238,30 @@ def sampler(server: ServerView) -> Iterator[Result]:
         )
 
 
+def detokenisation(server: ServerView) -> Iterator[Result]:
+    """Report detokenising on the critical path of the engine that takes over 10 % of the server's time."""
+    accounts = [view.rank.account for view in server.views if view.rank.account is not None]
+    owners = [
+        owner
+        for account in accounts
+        for owner in account.owners
+        if "detok" in f"{owner.name} {owner.annotation} {owner.line}".lower()
+    ]
+    time_us = sum(owner.time_us for owner in owners)
+    if not owners:
+        yield NotJudged(DETOKENISATION, "the trace shows no detokenising, which often runs in a process of its own")
+    elif time_us > 0.1 * server.time_us:
+        worst = max(owners, key=lambda owner: owner.time_us)
+        yield server.find(
+            DETOKENISATION,
+            f"Converting tokens to text takes {percent(time_us / server.time_us)} of the time",
+            "detokenise in another process, or for several tokens at once",
+            gain_us=time_us / len(server.iterations),
+            stage=worst.annotation,
+            line=worst.line,
+        )
+
+
 def rejected_speculation(server: ServerView) -> Iterator[Result]:
     """Report speculative decoding if over half of at least 20 draft tokens were rejected."""
     drafts = sum(server.numbers("draft_tokens") or ())
@@ -260,6 +285,7 @@ RULES = {
     preemption: (PREEMPTION,),
     host_between_iterations: (HOST_BETWEEN,),
     sampler: (SAMPLER,),
+    detokenisation: (DETOKENISATION,),
     rejected_speculation: (SPECULATION,),
 }
 """Rules for one server, and the causes that each rule can report."""

@@ -200,7 +200,9 @@ def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -
     others_us = [_steps_us(view, owner) or [usual_us] * len(own_steps_us) for view in others]
     if not own_steps_us or {*map(len, others_us)} != {len(own_steps_us)}:
         return False
-    excess_us = [own - statistics.median(step) for own, *step in zip(own_steps_us, *others_us, strict=True)]
+    excess_us: list[float] = [
+        own - statistics.median(step) for own, *step in zip(own_steps_us, *others_us, strict=True)
+    ]
     return statistics.median_low(excess_us) >= 0.5 * time_us
 
 

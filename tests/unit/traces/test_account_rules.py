@@ -184,11 +184,11 @@ def test_cause_in_python_is_not_judged_without_stacks(tmp_path: Path, cause: str
 @pytest.mark.parametrize(
     ("item", "rule", "cure"),
     [
-        (function(1_500, frame("<built-in function read>", 1_400)), "waiting", "child process"),
+        (function(1_500, frame("<built-in function read>", 1_400)), "waiting", "background"),
         (
             function(1_500, frame("<built-in method recv_into of _socket.socket object at 0x7f1>", 1_400)),
             "waiting",
-            "request",
+            "background",
         ),
         (
             function(1_500, frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 1_400)),
@@ -469,7 +469,7 @@ def test_repeated_forward_pass(tmp_path: Path, items: list[Item], is_found: bool
     assert state_of(run, "duplicated-work").state == ("found" if is_found else "clear")
     if is_found:
         assert found[0].text == (
-            "Running Net again on the same shapes, without a backward pass, takes 10% of each step (1.00 ms) in main "
+            "Running Net again, with the same operators but no backward pass, takes 10% of each step (1.00 ms) in main "
             "(train.py:5)."
         )
 
@@ -497,9 +497,54 @@ WRITE = "<built-in method write of _io.TextIOWrapper object at 0x7f1>"
         ([frame(READ, 100), frame(WRITE, 300)], "output"),
         ([frame(READ, 100), frame("<built-in method sendto of _socket.socket object at 0x7f1>", 100)], "python-code"),
         ([frame(READ, 100), frame("<built-in method connect of _socket.socket object at 0x7f1>", 1_800)], "waiting"),
+        ([frame("<built-in function read>", 100), frame("<built-in function waitpid>", 1_800)], "waiting"),
     ],
-    ids=["reads", "logs to a file", "sends metrics", "waits for a server"],
+    ids=["reads", "logs to a file", "sends metrics", "waits for a server", "waits for a process"],
 )
 def test_cause_of_a_function_is_what_it_mostly_does(tmp_path: Path, inner: list[Item], cause: str) -> None:
     run = Job().write(tmp_path / "job.json", [function(2_000, *inner)])
     assert [finding.rule for finding in run.findings] == [cause]
+
+
+def test_phases_of_the_compiler_that_are_recorded_as_operators(tmp_path: Path) -> None:
+    compiler = operator("_compile.compile_inner (dynamo_timed)", 800, operator("build_guards (dynamo_timed)", 500))
+    (finding,) = Job(stacks=False).write(tmp_path / "job.json", [compiler]).findings
+    assert (finding.rule, finding.gain_us) == ("compilation", pytest.approx(800))
+
+
+def with_thread(job: Job, *names: str) -> Job:
+    """Add a thread that calls each function for 100 us, again and again."""
+    place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 2, "args": {}}
+    end_us = job.steps * STEP_US
+    job.events.append(place | {"name": "threading.py(982): run", "ts": 0.0, "dur": end_us})
+    for index in range(1, int(end_us) // 100):
+        job.events.append(place | {"name": names[index % len(names)], "ts": index * 100.0, "dur": 100.0})
+    return job
+
+
+def test_python_code_of_two_threads_contends_for_the_gil(tmp_path: Path) -> None:
+    run = with_thread(Job(), "train.py(90): hash_rows").write(tmp_path / "job.json", [function(6_000)])
+    (finding,) = [finding for finding in run.findings if finding.rule == "gil-contention"]
+    assert finding.text == (
+        "Python code of another thread, which needs the GIL, overlaps 60% of each step (5.97 ms) in hash_rows "
+        "(train.py:90)."
+    )
+    assert finding.gain_us == pytest.approx(3_000, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<built-in method acquire of _thread.lock object at 0x7f1>",
+        "<built-in function sha256>",
+        "selectors.py(451): select",
+    ],
+)
+def test_waiting_or_native_thread_does_not_contend_for_the_gil(tmp_path: Path, name: str) -> None:
+    run = with_thread(Job(), name).write(tmp_path / "job.json", [function(6_000)])
+    assert state_of(run, "gil-contention").state == "not_judged"
+
+
+def test_thread_that_runs_during_operators_does_not_contend_for_the_gil(tmp_path: Path) -> None:
+    run = with_thread(Job(), "train.py(90): hash_rows").write(tmp_path / "job.json", [operator("aten::mm", 6_000)])
+    assert state_of(run, "gil-contention").state == "not_judged"
