@@ -273,6 +273,18 @@ _CAUSES = {
         is_certain=True,
     ),
 }  # fmt: skip
+_SMALL_COLLECTIVES = attrs.evolve(
+    _CAUSES[causes.COMMUNICATION],
+    rule="small-collectives",
+    subject=lambda one, calls: f"Communication without overlap ({_calls(one, calls)}) takes",
+    cure=lambda one: (
+        "remove the barriers: collectives already wait for all ranks"
+        if "barrier" in (one.name or "").lower()
+        else "combine them, for example by flattening the tensors into one"
+    ),
+)
+"""Communication by at least `_MIN_COLLECTIVES` calls per step that take less than `_MAX_SMALL_COLLECTIVE_US` each."""
+_MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 2_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
 _EVENT_LOOP = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
@@ -342,7 +354,7 @@ def explains_step(view: RankView, account: Account, step: int) -> bool:
 def _found(view: RankView, account: Account, without: str | None = None) -> Iterator[tuple[CauseTime, _Cause]]:
     """Yield the causes whose gain exceeds their minimum, except `without`."""
     for one in account.causes:
-        cause = _CAUSES.get(one.cause)
+        cause = _cause_of(one, account)
         has_device = view.rank.devices or view.rank.launches
         if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
             continue
@@ -355,6 +367,13 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
             continue
         if _gain_us(view, account, one, cause) > _min_share(one, cause) * account.time_us / account.steps:
             yield one, cause
+
+
+def _cause_of(one: CauseTime, account: Account) -> _Cause | None:
+    is_small = one.time_us < _MAX_SMALL_COLLECTIVE_US * one.calls
+    if one.cause == causes.COMMUNICATION and is_small and one.calls >= _MIN_COLLECTIVES * account.steps:
+        return _SMALL_COLLECTIVES
+    return _CAUSES.get(one.cause)
 
 
 def _min_share(one: CauseTime, cause: _Cause) -> float:

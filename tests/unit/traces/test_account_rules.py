@@ -205,6 +205,22 @@ def test_cause_depends_on_the_event(tmp_path: Path, item: Item, rule: str, cure:
     assert cure in finding.do
 
 
+@pytest.mark.parametrize(
+    ("name", "calls", "rule", "cure"),
+    [
+        ("gloo:all_reduce", 20, "small-collectives", "combine"),
+        ("gloo:barrier", 20, "small-collectives", "remove the barriers"),
+        ("gloo:all_reduce", 19, "exposed-communication", "bucket_cap_mb"),
+        ("gloo:all_reduce", 1, "exposed-communication", "bucket_cap_mb"),
+    ],
+)
+def test_many_short_collectives_are_combined(tmp_path: Path, name: str, calls: int, rule: str, cure: str) -> None:
+    calls_of_step = [("user_annotation", name, 2_000 / calls)] * calls
+    (finding,) = Job().write(tmp_path / "job.json", calls_of_step).findings
+    assert finding.rule == rule
+    assert cure in finding.do
+
+
 def test_bursts_name_their_steps(tmp_path: Path) -> None:
     (finding,) = Job().write(tmp_path / "one.json", [function(8_000)], in_steps=[4]).findings
     assert finding.text == (
