@@ -332,6 +332,7 @@ class _TeamWaits:
         return attrs.evolve(
             account,
             owners=tuple(with_gains),
+            joined_gains=tuple(gain for gain in account.joined_gains if gain.kind != OwnerKind.COLLECTIVE.label),
             causes=tuple(self._causes(index, account)),
             notes=(*notes, *self._notes(index, collective_ns)),
         )
