@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None, int | None, str | None, str | None]
 """Kind, name, operator, module, annotation, line, rank, awaited kind and peer of an owner."""
 
+OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
+"""Kind, title, name, line and origin of an owner."""
 
 NAMELESS = frozenset({"between", "not recorded", "profiler", "wait for thread", "wait for rank", "wait for role"})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
@@ -82,6 +86,11 @@ class OwnerIdentity:
         return self.name if self.name.startswith(self.title) else f"{self.title} {self.name}"
 
     @property
+    def row(self) -> OwnerRowKey:
+        """Kind, title, name, line and origin. Tables join owners that are equal in these fields."""
+        return self.kind, self.title, self.name, self.line, self.origin
+
+    @property
     def origin(self) -> str | None:
         """Source of the event: its line if known, otherwise its module, annotation or operator."""
         module = self.module.rpartition(" > ")[2] if self.module else None
@@ -109,6 +118,29 @@ class OwnerTime(OwnerIdentity):
     """Owner kind that would then have the most time on the critical path."""
     steps_us: tuple[float, ...] = ()
     """Time in each step of the account. Empty for small owners, and if there are more than 1,000 steps."""
+
+
+@attrs.frozen(kw_only=True)
+class JoinedGain:
+    """Gain of several owners that differ only in their operators, modules or annotations.
+
+    It can differ from the sum of their gains, because all of them can shorten the same path.
+    """
+
+    kind: str
+    title: str
+    name: str | None
+    line: str | None
+    origin: str | None
+    gain_us: float
+    """Time that the account's steps would save if none of these owners took any time."""
+    next_limit: str
+    """Owner kind that would then have the most time on the critical path."""
+
+    @property
+    def row(self) -> OwnerRowKey:
+        """The fields that the owners have in common."""
+        return self.kind, self.title, self.name, self.line, self.origin
 
 
 @attrs.frozen(kw_only=True)
@@ -171,3 +203,15 @@ class Account:
     """FLOPs of the counted operators that start in each step. Empty if shapes are missing or ``step_us`` is empty."""
     has_stacks: bool = False
     """True if Python stacks were recorded."""
+    joined_gains: tuple[JoinedGain, ...] = ()
+    """Gains of the largest groups of owners with the same kind, name, line and origin."""
+
+    def row_gain(self, owners: Sequence[OwnerTime]) -> tuple[float | None, str | None]:
+        """Return the gain and the next limit of owners that a table joins in one row; ``None`` if unknown."""
+        if len(owners) == 1:
+            return owners[0].gain_us, owners[0].next_limit
+        if owners[0].rank is not None:
+            gains = [owner.gain_us for owner in owners if owner.gain_us is not None]
+            return (sum(gains) if len(gains) == len(owners) else None), None
+        joined = next((gain for gain in self.joined_gains if gain.row == owners[0].row), None)
+        return (None, None) if joined is None else (joined.gain_us, joined.next_limit)

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.causes import MAX_STEPS, PathCauses
 from profdeck_traces.account.gain import Gain, Replay, too_large
-from profdeck_traces.account.model import Account, OwnerIdentity, OwnerKey, OwnerTime, key_of_small_owners
+from profdeck_traces.account.model import (
+    Account,
+    JoinedGain,
+    OwnerIdentity,
+    OwnerKey,
+    OwnerRowKey,
+    OwnerTime,
+    key_of_small_owners,
+)
 from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
@@ -63,10 +71,10 @@ def account_of(
     total_ns = sum(of_owner for of_owner, _ in times.values())
     if not total_ns:
         return None
-    owners = largest_owners(times, total_ns)
+    owners, joined = largest_owners(times, total_ns), tuple[JoinedGain, ...]()
     unknown = too_large(names.events)
     if unknown is None:
-        owners, unknown = _with_gains(owners, causes, windows, names, texts)
+        owners, joined, unknown = _with_gains(owners, causes, windows, names, texts)
     return Account(
         basis=basis if windows.has_steps else "recording",
         border=rule,
@@ -78,6 +86,7 @@ def account_of(
         step_us=causes.steps_us,
         step_flops=causes.steps_flops,
         has_stacks=names.has_frames,
+        joined_gains=joined,
     )
 
 
@@ -230,45 +239,52 @@ def _own_names(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int
 
 def _with_gains(
     owners: tuple[OwnerTime, ...], causes: PathCauses, windows: PathWindows, names: Attribution, texts: Sequence[str]
-) -> tuple[tuple[OwnerTime, ...], str | None]:
-    """Add gains to the largest owners and causes. Return the owners and, if the gains are unknown, a note."""
-    name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
+) -> tuple[tuple[OwnerTime, ...], tuple[JoinedGain, ...], str | None]:
+    """Add gains to the largest owners and causes.
+
+    Returns:
+        The owners, the gains of the largest rows that join several owners and, if the gains are unknown, a note.
+    """
     # A sum of small owners has no name, so it cannot be distinguished from time without an event.
-    named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
-    gains = [Gain() for _ in named]
-    steps_us: list[list[float]] = [[] for _ in named]
+    is_sum = {owner.key: owner.name is None and len(owners) >= MAX_OWNERS for owner in owners}
+    groups: list[tuple[OwnerTime, ...]] = [(owner,) for owner in owners[:MAX_GAINS] if not is_sum[owner.key]]
+    groups += [group for group in _rows(owners)[:MAX_GAINS] if len(group) > 1 and not is_sum[group[0].key]]
+    gains = [Gain() for _ in groups]
+    steps_us: list[list[float]] = [[] for _ in groups]
+    finder = _OwnerFinder(names, windows.kinds, texts)
     for window in windows:
         replay = Replay(window.recording, window.events, window.is_used)
         if not replay.is_exact:
             note = "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
-            return owners, note
+            return owners, (), note
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         rows = window.rows_of_trace(rows)
         name = _own_names(names, windows.kinds, rows)
-        for owner, gain, of_steps in zip(named, gains, steps_us, strict=True):
-            kind = OwnerKind.from_label(owner.kind)
-            found = np.flatnonzero(_has_code(name, owner.name, name_codes))
-            columns = _columns(names, windows.kinds, rows[found])[1:]
-            fields = (owner.operator, owner.annotation, owner.line, owner.module)
-            of_owner = np.ones(len(found), np.bool_)
-            for field, column, codes in zip(fields, columns, (*[name_codes] * 3, module_codes), strict=True):
-                of_owner &= _has_code(column, field, codes)
-            is_owner = np.zeros(len(rows), np.bool_)
-            is_owner[found[of_owner]] = True
+        for group, gain, of_steps in zip(groups, gains, steps_us, strict=True):
+            kind, is_owner = OwnerKind.from_label(group[0].kind), finder.mask(group, rows, name)
             replay.add_gain(gain, kind, is_owner)
             of_steps.extend(_steps_us(window, kind, is_owner))
         causes.add_gains(replay, window)
-    # A replay can save more than the owner's time if the walk found no recorded cause for a part of the path.
-    largest = {
-        owner.key: attrs.evolve(
-            owner,
-            gain_us=min(gain.saved_ns / _NS_PER_US, owner.time_us) if gain.is_known else None,
-            next_limit=gain.limit.label if gain.is_known else None,
-            steps_us=tuple(of_steps) if len(of_steps) <= MAX_STEPS else (),
-        )
-        for owner, gain, of_steps in zip(named, gains, steps_us, strict=True)
-    }
-    return tuple(largest.get(owner.key, owner) for owner in owners), None
+    largest: dict[OwnerKey, OwnerTime] = {}
+    joined: list[JoinedGain] = []
+    for group, gain, of_steps in zip(groups, gains, steps_us, strict=True):
+        if len(group) == 1 and len(of_steps) <= MAX_STEPS:
+            largest[group[0].key] = attrs.evolve(group[0], steps_us=tuple(of_steps))
+        if not gain.is_known:
+            continue
+        # A replay can save more than the owner's time if the walk found no recorded cause for a part of the path.
+        gain_us, limit = min(gain.saved_ns / _NS_PER_US, sum(owner.time_us for owner in group)), gain.limit.label
+        if len(group) == 1:
+            owner = largest.get(group[0].key, group[0])
+            largest[owner.key] = attrs.evolve(owner, gain_us=gain_us, next_limit=limit)
+        else:
+            kind, title, label, line, origin = group[0].row
+            joined.append(
+                JoinedGain(
+                    kind=kind, title=title, name=label, line=line, origin=origin, gain_us=gain_us, next_limit=limit
+                )
+            )
+    return tuple(largest.get(owner.key, owner) for owner in owners), tuple(joined), None
 
 
 def _steps_us(window: PathWindow, kind: OwnerKind, is_owner: NDArray[np.bool_]) -> list[float]:
@@ -278,6 +294,44 @@ def _steps_us(window: PathWindow, kind: OwnerKind, is_owner: NDArray[np.bool_]) 
         for (_, _, path), is_used in zip(window.recording.parts(), window.is_used.tolist(), strict=True)
         if is_used and len(path)
     ]
+
+
+def _rows(owners: Iterable[OwnerTime]) -> list[tuple[OwnerTime, ...]]:
+    """Group the owners that tables join in one row. The groups are sorted by time, longest first."""
+    rows: dict[OwnerRowKey, list[OwnerTime]] = {}
+    for owner in owners:
+        rows.setdefault(owner.row, []).append(owner)
+    return sorted(map(tuple, rows.values()), key=lambda group: -sum(owner.time_us for owner in group))
+
+
+class _OwnerFinder:
+    """Finds the events of owners."""
+
+    def __init__(self, names: Attribution, kinds: NDArray[np.uint8], texts: Sequence[str]) -> None:
+        self._names, self._kinds = names, kinds
+        self._name_codes, self._module_codes = _codes(texts), _codes(names.module_paths[1])
+
+    def mask(
+        self, owners: Sequence[OwnerTime], rows: NDArray[np.int32], name: NDArray[np.integer]
+    ) -> NDArray[np.bool_]:
+        """Return a mask of the rows of several owners with the same name.
+
+        Args:
+            owners: The owners.
+            rows: Rows of the trace.
+            name: Name code of each row.
+        """
+        found = np.flatnonzero(_has_code(name, owners[0].name, self._name_codes))
+        columns = _columns(self._names, self._kinds, rows[found])[1:]
+        is_owner = np.zeros(len(rows), np.bool_)
+        for owner in owners:
+            fields = (owner.operator, owner.annotation, owner.line, owner.module)
+            of_owner = np.ones(len(found), np.bool_)
+            codes = (*[self._name_codes] * 3, self._module_codes)
+            for field, column, of_field in zip(fields, columns, codes, strict=True):
+                of_owner &= _has_code(column, field, of_field)
+            is_owner[found[of_owner]] = True
+        return is_owner
 
 
 def _has_code(column: NDArray[np.integer], text: str | None, codes: dict[str, list[int]]) -> NDArray[np.bool_]:

@@ -7,6 +7,10 @@ import re
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
+
+from profdeck_traces.reading.columns import DEVICE_WORK
+from profdeck_traces.reading.trace import Trace
 
 COMMUNICATION = "communication"
 MEMORY_COPY, MEMORY_SET = "memory copy", "memory set"
@@ -15,6 +19,8 @@ UNCLASSIFIED = "unclassified"
 # Names of C++ templates grow to many kilobytes; what a kernel is stands at the front.
 _MAX_LENGTH = 2000
 _MAX_KNOWN = 10_000
+_MAX_CLASSIFIED = 5000
+"""Maximum number of names to classify per trace, more than any program has. A long name takes a millisecond."""
 _KINDS = {"gpu_memcpy": MEMORY_COPY, "gpu_memset": MEMORY_SET}
 
 # CANN ends a name with the type of the operator, its version and numbers; what it is a part of stands before. The types
@@ -222,6 +228,17 @@ class Classifier:
             return _KINDS[kind]
         found = _by_table(operator) if operator else UNCLASSIFIED
         return _by_table(name) if found == UNCLASSIFIED else found
+
+    def classes_of(self, trace: Trace) -> list[str]:
+        """Return the class of each name in a trace's tables; empty for names that are not device work."""
+        tables = trace.tables
+        classes = [""] * len(tables.names)
+        for place, code in enumerate(np.flatnonzero(tables.names_of_categories(DEVICE_WORK)).tolist()):
+            name, kind = tables.names[code], tables.categories[tables.name_category[code]]
+            classes[code] = (
+                self.classify(name, kind, trace.kernel_types.get(name, "")) if place < _MAX_CLASSIFIED else UNCLASSIFIED
+            )
+        return classes
 
 
 def _by_table(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.launches import launched_work
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
 from profdeck_traces.analysis.steps import TraceSteps, find_steps
+from profdeck_traces.attribution.graph_captures import GraphOperators, graph_operators
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading.columns import DEVICE_WORK
+from profdeck_traces.inputs.sources import TraceSource
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.trace import Trace
 
@@ -37,30 +38,35 @@ def critical_path(trace: Trace) -> OwnedPath:
         raise TraceError("A kernel table has no critical path because it contains no host events.")
     if PATH_CATEGORY in trace.tables.categories:
         raise TraceError("The trace already contains its critical path.")
-    step_names, classifier = StepNames.load(), Classifier()
-    names = Attribution(trace.raw, step_names.is_step)
+    step_names, classes = StepNames.load(), Classifier().classes_of(trace)
+    graphs = captured_operators(TraceSource(trace.path), trace, step_names)
+    if graphs is None:
+        names = Attribution(trace.raw, step_names.is_step)
+    else:
+        names = Attribution(graphs.events, step_names.is_step, graphs.calls)
     steps = find_steps(
         trace.annotations, step_names, trace.arg("External id", trace.annotations.row), launched_work(trace, names)
     )
-    tables = trace.tables
-    communicates = {
-        name
-        for code in np.flatnonzero(tables.names_of_categories(DEVICE_WORK)).tolist()
-        if classifier.classify(
-            name := tables.names[code],
-            tables.categories[tables.name_category[code]],
-            trace.kernel_types.get(name, ""),
-        )
-        == COMMUNICATION
-    }
-    path = owned_path(path_windows(trace, names, steps, step_names, communicates.__contains__), names)
+    path = owned_path(path_windows(trace, names, steps, step_names, classes), names)
     if not len(path):
         raise TraceError("The trace has no critical path because its steps have zero duration.")
     return path
 
 
+def captured_operators(source: TraceSource, trace: Trace, step_names: StepNames) -> GraphOperators | None:
+    """Return the events of a trace with the operators inside its graphs, or ``None`` without graph captures.
+
+    Raises:
+        TraceError: `TraceSource.captures` is set, and one of the traces cannot be used.
+    """
+    captures = source.graph_captures
+    if trace.raw is None or not captures:
+        return None
+    return graph_operators(trace.raw, captures, step_names.is_step, is_required=source.captures is not None)
+
+
 def path_windows(
-    trace: Trace, names: Attribution, steps: TraceSteps, step_names: StepNames, is_collective: Callable[[str], bool]
+    trace: Trace, names: Attribution, steps: TraceSteps, step_names: StepNames, classes: Sequence[str]
 ) -> PathWindows:
     """Prepare the critical path of a trace.
 
@@ -69,7 +75,7 @@ def path_windows(
         names: Attribution of its events to operators, modules and lines.
         steps: Its steps. The path covers the global steps, or the iterations if there are no global steps.
         step_names: Patterns of step names.
-        is_collective: Function that returns whether a kernel name is the name of a collective.
+        classes: Result of `profdeck_traces.analysis.classes.Classifier.classes_of`.
     """
     kind, events = step_kind(steps), trace.events
     # The tables of a trace and its raw events number the tracks differently.
@@ -81,7 +87,8 @@ def path_windows(
     annotations = StepAnnotations(
         track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind], _switches(steps)[of_kind]
     )
-    kinds = row_kinds(names.events, step_names.is_step, is_collective)
+    collectives = {trace.tables.names[code] for code, of_name in enumerate(classes) if of_name == COMMUNICATION}
+    kinds = row_kinds(names.events, step_names.is_step, collectives.__contains__)
     kinds[~is_valid] = RowKind.OTHER
     mark_profiler_frames(names.events, kinds)
     mark_file_functions(names.events, kinds)

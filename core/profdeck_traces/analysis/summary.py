@@ -17,7 +17,7 @@ from profdeck_traces.account.table import account_of, owned_path
 from profdeck_traces.account.walk import Path as WalkedPath
 from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.analysis.call_tree import CallTree
-from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
+from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, Classifier
 from profdeck_traces.analysis.collectives import (
     Collectives,
     StatedCollective,
@@ -26,7 +26,7 @@ from profdeck_traces.analysis.collectives import (
     stated_collectives,
     waits_for_all,
 )
-from profdeck_traces.analysis.critical_path import path_windows
+from profdeck_traces.analysis.critical_path import captured_operators, path_windows
 from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.device_speed import block_counts, mean_blocks, slowdowns
 from profdeck_traces.analysis.device_steps import step_kind
@@ -49,7 +49,7 @@ from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
 from profdeck_traces.analysis.utilization import TraceUtilization, common_device, is_cpu_only, utilization_of
 from profdeck_traces.attribution.event_work import CountedCalls, EventWork, counted_calls, event_work
-from profdeck_traces.attribution.graph_captures import GraphOperators, graph_operators
+from profdeck_traces.attribution.graph_captures import GraphOperators
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.attribution.time_by_owner import time_by_owner
@@ -70,8 +70,6 @@ from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
 _LEAST_KNOWN, _SHOWN_CATEGORIES = 0.01, 5
-# Kernels of more names than any program has: to classify a long one takes a millisecond.
-_MAX_CLASSIFIED = 5000
 # 2010 and 2100.
 _EARLIEST_UNIX_NS, _LATEST_UNIX_NS = 1_262_304_000 * 10**9, 4_102_444_800 * 10**9
 
@@ -129,10 +127,7 @@ def read_summary(  # noqa: PLR0913 - two parameters are facts from the manifest
     """
     trace = read_trace(source.path, is_step=step_names.is_step, on_progress=on_progress)
     _check_categories(trace)
-    graphs = None
-    if trace.raw is not None and (captures := source.graph_captures):
-        is_required = source.captures is not None
-        graphs = graph_operators(trace.raw, captures, step_names.is_step, is_required=is_required)
+    graphs = captured_operators(source, trace, step_names)
     return _Summary(
         source.path,
         trace if graphs is None else attrs.evolve(trace, raw=graphs.events),
@@ -200,14 +195,7 @@ class _Summary:
         is_own = np.array([name == CLOCK_ANCHOR for name in tables.names], dtype=bool)
         self._is_operator, self._is_annotation = operators & ~of_steps, (annotations | of_steps) & ~is_own
         self._on_host = operators | annotations
-        self._classes = [""] * len(tables.names)
-        for place, code in enumerate(np.flatnonzero(self._on_device).tolist()):
-            name, kind = tables.names[code], tables.categories[tables.name_category[code]]
-            self._classes[code] = (
-                classifier.classify(name, kind, trace.kernel_types.get(name, ""))
-                if place < _MAX_CLASSIFIED
-                else UNCLASSIFIED
-            )
+        self._classes = classifier.classes_of(trace)
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         events, annotated = trace.events, trace.annotations
         self._origin_ns = int(events.start_ns[0]) if len(events) else 0
@@ -396,8 +384,7 @@ class _Summary:
         """
         steps, events = self._trace_steps, self._trace.events
         names.events.storage.release()
-        communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
-        windows = path_windows(self._trace, names, steps, self._step_names, communicates.__contains__)
+        windows = path_windows(self._trace, names, steps, self._step_names, self._classes)
         calls, collectives = self._collectives, self._matched
         is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
         rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from profdeck_traces.account.model import OwnerTime
+from profdeck_traces.account.model import OwnerRowKey, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
@@ -383,29 +383,28 @@ def _mean(
 
 
 def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
-    parts: dict[tuple[str, str, str | None, str | None, str | None], list[tuple[RankView, float, OwnerTime]]] = {}
+    rows: dict[OwnerRowKey, dict[str, tuple[float, list[OwnerTime]]]] = {}
     accounts = {view.rank.path: view.rank.account for view in views if view.rank.account}
     with_account = [view for view in views if view.rank.path in accounts]
     for view, weight in _weighted(with_account, lambda view: accounts[view.rank.path].steps):
         account = accounts[view.rank.path]
         for owner in account.owners:
-            key = owner.kind, owner.title, owner.name, owner.line, owner.origin
-            parts.setdefault(key, []).append((view, weight / account.steps, owner))
-    times = {key: sum(owner.time_us * weight for _, weight, owner in owners) for key, owners in parts.items()}
+            of_rank = rows.setdefault(owner.row, {}).setdefault(view.rank.path, (weight / account.steps, []))
+            of_rank[1].append(owner)
+    times = {
+        row: sum(weight * sum(owner.time_us for owner in owners) for weight, owners in ranks.values())
+        for row, ranks in rows.items()
+    }
     total_us = sum(times.values())
-    rows = []
-    for (kind, title, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1]):
-        owners = parts[kind, title, name, line, origin]
-        gains = [owner.gain_us * weight for _, weight, owner in owners if owner.gain_us is not None]
-        # Gains of several owners on one rank are not additive.
-        ranks = {view.rank.path for view, _, _ in owners}
+    result = []
+    for row, time_us in sorted(times.items(), key=lambda item: -item[1]):
+        kind, title, name, line, origin = row
+        gains = [(weight, *accounts[path].row_gain(owners)) for path, (weight, owners) in rows[row].items()]
         # The awaited rank never waits for itself, and some other ranks might not wait for it either.
-        has_gain = len(gains) == len(owners) and (
-            kind in {OwnerKind.WAIT_FOR_RANK.label, OwnerKind.WAIT_FOR_ROLE.label}
-            or len(owners) == len(ranks) == len(accounts)
-        )
-        limits = {owner.next_limit for _, _, owner in owners}
-        rows.append(
+        is_wait = kind in {OwnerKind.WAIT_FOR_RANK.label, OwnerKind.WAIT_FOR_ROLE.label}
+        has_gain = (is_wait or len(gains) == len(accounts)) and all(gain_us is not None for _, gain_us, _ in gains)
+        limits = {limit for _, _, limit in gains}
+        result.append(
             OwnerRow(
                 kind=kind,
                 title=title,
@@ -414,11 +413,11 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
                 origin=origin,
                 mean_us=time_us,
                 share=time_us / total_us,
-                gain_us=sum(gains) if has_gain else None,
+                gain_us=sum(weight * (gain_us or 0.0) for weight, gain_us, _ in gains) if has_gain else None,
                 next_limit=limits.pop() if has_gain and len(limits) == 1 else None,
             )
         )
-    return tuple(rows)
+    return tuple(result)
 
 
 def _rank_of_longest_step(views: Sequence[RankView]) -> RankOfLongestStep | None:

@@ -15,36 +15,9 @@ from profdeck_traces.account.owned_path import ARGS, OwnedPath, args_of
 from profdeck_traces.analysis.critical_path import PATH_CATEGORY, PATH_NAME
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading.intervals import Int
+from profdeck_traces.writing import perfetto_packets as packets
 from profdeck_traces.writing.perfetto import PerfettoSource
-from profdeck_traces.writing.perfetto_packets import (
-    CATEGORY_IIDS,
-    EVENT_CATEGORIES,
-    EVENT_NAMES,
-    INTERNED_DATA,
-    MAX_TIME_NS,
-    MORE,
-    NAME_IID,
-    NEEDS_STATE,
-    PACKET,
-    ROOT_NAME,
-    ROOT_UUID,
-    SEQUENCE_FLAGS,
-    SEQUENCE_ID,
-    SLICE_BEGIN,
-    SLICE_END,
-    STATE_CLEARED,
-    TIMESTAMP,
-    TRACK_EVENT,
-    TRACK_UUID,
-    TYPE,
-    UUIDS_PER_SOURCE,
-    VARINT,
-    VARINT_BITS,
-    field,
-    interned,
-    key,
-    track,
-)
+from profdeck_traces.writing.perfetto_packets import field, interned, key, track
 
 # InternedData
 _ARG_NAMES, _ARG_VALUES = 3, 29
@@ -72,25 +45,25 @@ def encode_path(source: PerfettoSource, path: OwnedPath) -> Iterator[bytes]:
     if not len(path):
         return
     begin_ns, end_ns = path.begin_ns + source.shift_ns, path.end_ns + source.shift_ns
-    if int(begin_ns[0]) < 0 or int(path.end_ns[-1]) + source.shift_ns > MAX_TIME_NS:
+    if int(begin_ns[0]) < 0 or int(path.end_ns[-1]) + source.shift_ns > packets.MAX_TIME_NS:
         raise TraceError(f"{source.label}: its critical path has times outside the range of a Perfetto trace.")
-    parent = (source.index + 1) * UUIDS_PER_SOURCE
-    uuid = parent + UUIDS_PER_SOURCE // 2
-    sequence = field(SEQUENCE_ID, _FIRST_SEQUENCE + source.index + 1)
+    parent = (source.index + 1) * packets.UUIDS_PER_SOURCE
+    uuid = parent + packets.UUIDS_PER_SOURCE // 2
+    sequence = field(packets.SEQUENCE_ID, _FIRST_SEQUENCE + source.index + 1)
     yield b"".join(
-        field(PACKET, sequence + content)
+        field(packets.PACKET, sequence + content)
         for content in (
-            field(SEQUENCE_FLAGS, STATE_CLEARED),
-            track(ROOT_UUID, 0, ROOT_NAME, 0),
-            track(parent, ROOT_UUID, source.label, source.sort_index),
+            field(packets.SEQUENCE_FLAGS, packets.STATE_CLEARED),
+            track(packets.ROOT_UUID, 0, packets.ROOT_NAME, 0),
+            track(parent, packets.ROOT_UUID, source.label, source.sort_index),
             track(uuid, parent, PATH_NAME, _FIRST_RANK),
-            field(INTERNED_DATA, _interned_strings(path)),
+            field(packets.INTERNED_DATA, _interned_strings(path)),
         )
     )
     values = {text: code for code, text in enumerate(_texts(path))}
-    head = sequence + field(SEQUENCE_FLAGS, NEEDS_STATE)
+    head = sequence + field(packets.SEQUENCE_FLAGS, packets.NEEDS_STATE)
     starts = [_split(head, _begin(uuid, number, owner, values)) for number, owner in enumerate(path.owners)]
-    before_end, after_end = _split(head, field(TYPE, SLICE_END) + field(TRACK_UUID, uuid))
+    before_end, after_end = _split(head, field(packets.TYPE, packets.SLICE_END) + field(packets.TRACK_UUID, uuid))
     for first in range(0, len(path), _BLOCK):
         block = slice(first, first + _BLOCK)
         pieces: list[bytes] = []
@@ -103,9 +76,9 @@ def encode_path(source: PerfettoSource, path: OwnedPath) -> Iterator[bytes]:
 
 def _varints(times_ns: Int) -> list[bytes]:
     """Encode times as varints of the same width."""
-    shifts = np.arange(_TIME_WIDTH) * VARINT_BITS
-    digits = (times_ns[:, None] >> shifts & (MORE - 1)).astype(np.uint8)
-    digits[:, :-1] |= MORE
+    shifts = np.arange(_TIME_WIDTH) * packets.VARINT_BITS
+    digits = (times_ns[:, None] >> shifts & (packets.MORE - 1)).astype(np.uint8)
+    digits[:, :-1] |= packets.MORE
     data = digits.tobytes()
     return [data[at : at + _TIME_WIDTH] for at in range(0, len(data), _TIME_WIDTH)]
 
@@ -116,16 +89,21 @@ def _begin(uuid: int, number: int, owner: OwnerIdentity, values: dict[str, int])
         field(_DEBUG_ANNOTATIONS, field(_ARG_NAME_IID, ARGS.index(name) + 1) + field(_ARG_VALUE_IID, values[value] + 1))
         for name, value in args_of(owner).items()
     )
-    event = field(CATEGORY_IIDS, 1) + field(NAME_IID, number + 1) + field(TYPE, SLICE_BEGIN) + field(TRACK_UUID, uuid)
+    event = (
+        field(packets.CATEGORY_IIDS, 1)
+        + field(packets.NAME_IID, number + 1)
+        + field(packets.TYPE, packets.SLICE_BEGIN)
+        + field(packets.TRACK_UUID, uuid)
+    )
     return event + args
 
 
 def _split(head: bytes, event: bytes) -> tuple[bytes, bytes]:
     """Return the bytes of an event's packet before and after the timestamp."""
-    time = key(TIMESTAMP, VARINT)
-    after = head + field(TRACK_EVENT, event)
+    time = key(packets.TIMESTAMP, packets.VARINT)
+    after = head + field(packets.TRACK_EVENT, event)
     length = len(time) + _TIME_WIDTH + len(after)
-    return field(PACKET, bytes(length))[:-length] + time, after
+    return field(packets.PACKET, bytes(length))[:-length] + time, after
 
 
 def _texts(path: OwnedPath) -> list[str]:
@@ -135,8 +113,8 @@ def _texts(path: OwnedPath) -> list[str]:
 def _interned_strings(path: OwnedPath) -> bytes:
     return b"".join(
         [
-            interned(EVENT_CATEGORIES, 0, PATH_CATEGORY),
-            *(interned(EVENT_NAMES, number, owner.label) for number, owner in enumerate(path.owners)),
+            interned(packets.EVENT_CATEGORIES, 0, PATH_CATEGORY),
+            *(interned(packets.EVENT_NAMES, number, owner.label) for number, owner in enumerate(path.owners)),
             *(interned(_ARG_NAMES, code, name) for code, name in enumerate(ARGS)),
             *(interned(_ARG_VALUES, code, text) for code, text in enumerate(_texts(path))),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,54 @@ def test_gains_add_up_over_the_steps_of_the_account(tmp_path: Path) -> None:
     program: Program = [("op", "aten::a", 500), ("launch", "k", 50, 7), ("sync", None)]
     account = account_of(tmp_path, program, 4)
     assert owner_of(account, "aten::a").gain_us == 500 * account.steps
+
+
+def in_modules(program: Program, rnd: random.Random) -> Program:
+    """Return the program with each launch in the module ``Linear`` of one of two blocks."""
+    return [
+        ("in frame", f"nn.Module: {rnd.choice('AB')}_0", [("in frame", "nn.Module: Linear_0", [instruction])])
+        if instruction[0] == "launch"
+        else instruction
+        for instruction in program
+    ]
+
+
+def test_joined_gains_agree_with_a_simulation_without_all_owners_of_the_row(tmp_path: Path) -> None:
+    rnd = random.Random(3)  # noqa: S311 - test data
+    errors = []
+    for _ in range(30):
+        program = in_modules(random_program(rnd), rnd)
+        duration_us = step_us(program)
+        account = account_of(tmp_path, program)
+        rows = Counter(owner.row for owner in account.owners)
+        for gain in account.joined_gains:
+            assert rows[gain.row] > 1
+            owners = [owner for owner in account.owners if owner.row == gain.row]
+            assert account.row_gain(owners) == (gain.gain_us, gain.next_limit)
+            assert 0 <= gain.gain_us <= min(account.time_us, sum(owner.time_us for owner in owners))
+            if gain.kind == "kernel":
+                assert gain.name is not None
+                assert gain.origin == "Linear"
+                saved_us = duration_us - step_us(scaled(program, gain.name, 0))
+                errors.append(abs(gain.gain_us - saved_us) / duration_us)
+    assert len(errors) > 25
+    assert (np.array(errors) < 0.01).mean() >= 0.97
+
+
+def test_the_gain_of_a_row_is_that_of_all_its_owners(tmp_path: Path) -> None:
+    # In each half, the kernel of one block is the limit. Without it, the kernel of the other block is.
+    program: Program = []
+    for durations in ((520, 500), (500, 520)):
+        for block, stream, duration in zip("AB", (7, 8), durations, strict=True):
+            module = ("in frame", "nn.Module: Linear_0", [("launch", "gemm", duration, stream)])
+            program.append(("in frame", f"nn.Module: {block}_0", [module]))
+        program.append(("sync", None))
+    account = account_of(tmp_path, program)
+    (gain,) = (gain for gain in account.joined_gains if gain.kind == "kernel")
+    owners = [owner for owner in account.owners if owner.row == gain.row]
+    assert [owner.time_us for owner in owners] == [520, 520]
+    assert all(owner.gain_us is not None and owner.gain_us < 30 for owner in owners)
+    assert gain.gain_us == step_us(program) - step_us(scaled(program, "gemm", 0)) > 900
 
 
 Call = tuple[str, str, int, float, float, dict[str, int]]

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from real_traces import named
 
+from profdeck_traces.analysis.critical_path import critical_path
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.attribution.model import AttributedTime
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.sources import find_sources
 from profdeck_traces.loading import summarise
+from profdeck_traces.reading.reader import read_trace
 
 Event = dict[str, Any]
 REAL = "public/tl__traces__inference__vllm_decode_full__{}.json.gz"
@@ -112,6 +114,16 @@ def test_a_capture_does_not_change_times_or_the_path(tmp_path: Path) -> None:
     assert by_kind[0] == by_kind[1]
     for name in ("events", "span_us", "kernels", "operators", "runtime", "steps", "shapes", "product_flops"):
         assert getattr(rank, name) == getattr(without, name)
+
+
+def test_the_path_track_has_the_operators_of_the_capture(tmp_path: Path) -> None:
+    trace = write(tmp_path / "a.trace.json", graph_launches(("gemm", "norm")))
+    write(tmp_path / "capture_traces" / "graphs.json", capture(LINEAR, NORM))
+    owners = critical_path(read_trace(trace)).owners
+    assert {owner.name: owner.operator for owner in owners if owner.kind == "kernel"} == {
+        "gemm": "aten::addmm",
+        "norm": "aten::layer_norm",
+    }
 
 
 def test_every_launch_performs_the_captured_flops(tmp_path: Path) -> None:
