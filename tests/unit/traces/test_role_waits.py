@@ -230,6 +230,10 @@ def test_an_idle_decode_server_waits_for_the_prefill_server(tmp_path: Path) -> N
     assert wait.label == "wait for rollout/1: prefill"
     assert wait.time_us == pytest.approx(210_000)
     assert waits(account(summary, "rollout", 0)) == []
+    (finding,) = (finding for finding in summarise([run])[0].findings if finding.rule == "idle-decode")
+    assert finding.text.startswith(
+        "rollout/2 runs no batch for 210 ms (41% of the time) while rollout/1 works, mostly "
+    )
 
 
 def test_types_of_servers_come_from_the_fleet_if_the_engines_do_not_state_them(tmp_path: Path) -> None:
@@ -247,6 +251,10 @@ def test_a_prefill_may_belong_to_any_of_several_decode_servers(tmp_path: Path) -
     assert waits(found) == []
     assert found.notes[-1] == (
         "Waits for rollout are not assigned: the traces do not show which decode server continued a prefill."
+    )
+    assert state_of(run, "idle-decode") == (
+        "not_judged",
+        "the traces do not show which decode server continued a prefill",
     )
 
 
