@@ -1,9 +1,9 @@
 """Assigns the time in which trainers and servers wait for each other to the role that works meanwhile.
 
-A trainer waits for servers if it runs no operator from before their first iteration until after their last. What the
-servers did is read backward from the end of the last iteration: the server that finishes last, then the server that was
-busy before it, and so on. Servers wait for trainers in the same way. If work of the other role extends beyond the idle
-period, as in asynchronous training, the process may wait for something else, so the time keeps its owner.
+A trainer waits for servers if it runs no operator from before their first iteration until after their last. The wait is
+divided backward from the end of the last iteration: to the server that finishes last, then to the server that was busy
+before it, and so on. Servers wait for trainers in the same way. If work of the other role extends beyond the idle
+period, as in asynchronous training, the process may wait for something else, and the time keeps its owner.
 
 Disaggregated servers overlap. A decode server waits for the prefill server whose iteration ended last before the decode
 server continued.
@@ -46,7 +46,7 @@ _CAUSES = {
 
 
 class _Activity(NamedTuple):
-    """What a role did in an interval. Times are in Unix nanoseconds."""
+    """Activity of a role in an interval. Times are in Unix nanoseconds."""
 
     begin: int
     end: int
@@ -279,7 +279,7 @@ class _Waits:
             share = self._unknown_ns / (account.time_us * _NS_PER_US)
             if share < _MIN_NOTED:
                 return account
-            reason = f"in {share:.0%} of the time, their work extends beyond the wait, or the recording is too short"
+            reason = f"in {share:.0%} of the time, their work continues outside the idle period, or the recording ends too early"
         roles = " and ".join(sorted({peer.role for peer in self._peers}))
         return attrs.evolve(account, notes=(*account.notes, f"Waits for {roles} are not assigned: {reason}."))
 
@@ -291,7 +291,7 @@ class _Waits:
             servers = [peer for peer in self._peers if peer.role == role]
             size = max(_facts(server.readings[0]).fleet_size or 0 for server in servers)
             if len(servers) < size:
-                return f"only {len(servers)} of {plural(size, 'server')} recorded"
+                return f"there are traces of only {len(servers)} of {plural(size, 'server')}"
         return None
 
     def _periods(self) -> Iterator[tuple[int, int]]:

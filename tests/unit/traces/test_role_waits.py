@@ -128,8 +128,8 @@ def test_servers_that_work_on_while_the_trainer_continues_are_not_awaited(tmp_pa
 
     assert waits(found) == []
     assert found.notes[-1] == (
-        "Waits for rollout are not assigned: in 60% of the time, their work extends beyond the wait, or the recording "
-        "is too short."
+        "Waits for rollout are not assigned: in 60% of the time, their work continues outside the idle period, or the "
+        "recording ends too early."
     )
     state, reason = state_of(run, "idle-trainer")
     assert (state, reason and reason.startswith("in 60% of the time")) == ("not_judged", True)
@@ -143,7 +143,7 @@ def test_a_recording_that_ends_during_the_wait_does_not_show_the_last_server(tmp
         path.write_text(json.dumps(manifest))
     found = account(summary_of(run), "trainer")
     assert waits(found) == []
-    assert "the recording is too short" in found.notes[-1]
+    assert "the recording ends too early" in found.notes[-1]
 
 
 def test_servers_without_a_common_clock_are_not_awaited(tmp_path: Path) -> None:
@@ -185,7 +185,16 @@ def test_a_server_that_was_not_recorded_may_be_the_last(
     write_fleet_manifest(run, *targets, found=found)
     trainer = account(summary_of(run), "trainer")
     assert waits(trainer) == []
-    assert trainer.notes[-1] == "Waits for rollout are not assigned: only 1 of 2 servers recorded."
+    assert trainer.notes[-1] == "Waits for rollout are not assigned: there are traces of only 1 of 2 servers."
+
+
+def test_traces_of_a_part_of_the_servers_do_not_show_the_last_one(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)], [PREFILL, *decode(50, 10, 4)])
+    write_fleet_manifest(run, None, None)
+    for servers, is_known in (("replica_000", False), ("replica_*", True)):
+        traces = [*run.glob("*/trainer/*.trace.json.gz"), *run.glob(f"*/rollout/{servers}/*.trace.json.gz")]
+        summary, _ = summarise_run(find_sources(traces))
+        assert bool(waits(account(summary, "trainer"))) is is_known
 
 
 def test_a_trainer_alone_waits_for_no_role(tmp_path: Path) -> None:
