@@ -40,7 +40,7 @@ def recorded_traces(path: Path) -> RecordedTraces:
     facts: dict[Path, TraceFacts] = {}
     for own in manifests.own:
         manifest = own.manifest
-        fleet_file = own.file.parents[1] / f"target.{manifest.capture}.json"
+        fleet_file = own.real_file.parents[1] / f"target.{manifest.capture}.json"
         if manifest.replica is not None and fleet_file not in fleets:
             fleets[fleet_file] = _read_fleet(fleet_file)
         fleet = fleets.get(fleet_file)

@@ -279,7 +279,10 @@ class _Waits:
             share = self._unknown_ns / (account.time_us * _NS_PER_US)
             if share < _MIN_NOTED:
                 return account
-            reason = f"in {share:.0%} of the time, their work continues outside the idle period, or the recording ends too early"
+            reason = (
+                f"in {share:.0%} of the time, their work continues outside the idle period, or the recording ends too "
+                "early"
+            )
         roles = " and ".join(sorted({peer.role for peer in self._peers}))
         return attrs.evolve(account, notes=(*account.notes, f"Waits for {roles} are not assigned: {reason}."))
 
