@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from engine_job import Batch, decode, write_server, write_trainer
 from hypothesis import given, settings, strategies as st
-from simulated_roles import Label, simulate, waits_of_server, waits_of_trainer, write
+from simulated_roles import (
+    Label,
+    simulate,
+    simulate_disaggregated,
+    waits_of_decode_server,
+    waits_of_server,
+    waits_of_trainer,
+    write,
+)
 
 from profdeck_traces import write_result
 from profdeck_traces.account.model import Account, OwnerTime
@@ -62,6 +70,19 @@ def test_waits_are_assigned_like_in_a_brute_force_simulation(
             assert waits_us(found) == Counter(
                 {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
             )
+
+
+@given(seed=st.integers(0, 10**6), servers=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_waits_for_prefill_servers_are_assigned_like_in_a_brute_force_simulation(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, servers: int
+) -> None:
+    roles = simulate_disaggregated(seed, prefill_servers=servers)
+    run = summary_of(write(roles, tmp_path_factory.mktemp("job")))
+    found = account(run, "rollout", servers)
+    duration_ms = roles.servers[-1][-1].end - roles.servers[-1][0].begin
+    assert sum(round(owner.time_us * 1000) for owner in found.owners) == duration_ms * 10**6
+    assert waits_us(found) == Counter({label: 1000 * ms for label, ms in waits_of_decode_server(roles).items()})
 
 
 # The trainer is idle for the first 600 ms of its step.
