@@ -12,13 +12,14 @@ from pathlib import Path
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.records.capture import Unit
 from profdeck.records.host_clock import HostClock
-from profdeck.records.manifest import ArtifactRecord, Manifest
+from profdeck.records.manifest import ArtifactRecord, Manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE
 from profdeck.records.status import Status
 from profdeck.verification.file_checks import KnownChecks
 from profdeck.verification.report_model import CaptureReport, RankReport, TargetReport
 from profdeck.verification.run_manifests import RunManifest, find_manifests
 from profdeck.verification.run_report import has_valid_roles, judge, recorded_roles
+from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
 from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
 
@@ -35,15 +36,14 @@ def recorded_traces(path: Path) -> RecordedTraces:
         if (found := own.manifest.clock) is not None:
             clocks[own.manifest.request_token, found.host] = found
             clocks[own.run, own.manifest.capture, found.host] = found
-    fleets = {
-        (own.run, own.manifest.role, own.manifest.capture): own.manifest
-        for own in manifests.own
-        if own.manifest.targets
-    }
+    fleets: dict[Path, Manifest | None] = {}
     facts: dict[Path, TraceFacts] = {}
     for own in manifests.own:
         manifest = own.manifest
-        fleet = fleets.get((own.run, manifest.role, manifest.capture))
+        fleet_file = own.real_file.parents[1] / f"target.{manifest.capture}.json"
+        if manifest.replica is not None and fleet_file not in fleets:
+            fleets[fleet_file] = _read_fleet(fleet_file)
+        fleet = fleets.get(fleet_file)
         clock = None
         if manifest.target is None:
             clock = clocks.get((manifest.request_token, manifest.host))
@@ -61,6 +61,14 @@ def recorded_traces(path: Path) -> RecordedTraces:
         other_runs=tuple(manifests.other_runs),
         unreadable=tuple(manifests.unreadable),
     )
+
+
+def _read_fleet(file: Path) -> Manifest | None:
+    """Read the manifest of a fleet, which may be outside of the input. Return ``None`` if there is none."""
+    try:
+        return read_manifest(file)
+    except ProfdeckError:
+        return None
 
 
 def run_state(paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:

@@ -46,6 +46,7 @@ def reassigned(
         if key in gains_ns:
             gains[key] = min(gains_ns[key], time_ns) / _NS_PER_US, None
     owners = largest_owners(times, round(account.time_us * _NS_PER_US))
+    moved_kinds = {kind for kind, *_ in moved_ns}
     steps_us = {(owner.key, owner.time_us): owner.steps_us for owner in account.owners}
     return attrs.evolve(
         account,
@@ -56,4 +57,5 @@ def reassigned(
             for owner in owners
             for gain_us, limit in [gains.get(owner.key, (None, None))]
         ),
+        joined_gains=tuple(gain for gain in account.joined_gains if gain.kind not in moved_kinds),
     )

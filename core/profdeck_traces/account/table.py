@@ -278,10 +278,16 @@ def _with_gains(
             owner = largest.get(group[0].key, group[0])
             largest[owner.key] = attrs.evolve(owner, gain_us=gain_us, next_limit=limit)
         else:
-            kind, title, label, line, origin = group[0].row
+            kind_label, title, label, line, origin = group[0].row
             joined.append(
                 JoinedGain(
-                    kind=kind, title=title, name=label, line=line, origin=origin, gain_us=gain_us, next_limit=limit
+                    kind=kind_label,
+                    title=title,
+                    name=label,
+                    line=line,
+                    origin=origin,
+                    gain_us=gain_us,
+                    next_limit=limit,
                 )
             )
     return tuple(largest.get(owner.key, owner) for owner in owners), tuple(joined), None

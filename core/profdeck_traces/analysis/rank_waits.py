@@ -319,7 +319,6 @@ class _TeamWaits:
         notes = [note for note in account.notes if note != COLLECTIVES_INCLUDE_WAITS]
         return attrs.evolve(
             found,
-            joined_gains=tuple(gain for gain in account.joined_gains if gain.kind != OwnerKind.COLLECTIVE.label),
             causes=tuple(self._causes(index, account)),
             notes=(*notes, *self._notes(index, collective_ns)),
         )

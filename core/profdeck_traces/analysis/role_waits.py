@@ -1,9 +1,9 @@
 """Assigns the time in which trainers and servers wait for each other to the role that works meanwhile.
 
-A trainer waits for servers if it runs no operator from before their first iteration until after their last. What the
-servers did is read backward from the end of the last iteration: the server that finishes last, then the server that was
-busy before it, and so on. Servers wait for trainers in the same way. If work of the other role extends beyond the idle
-period, as in asynchronous training, the process may wait for something else, so the time keeps its owner.
+A trainer waits for servers if it runs no operator from before their first iteration until after their last. The wait is
+divided backward from the end of the last iteration: to the server that finishes last, then to the server that was busy
+before it, and so on. Servers wait for trainers in the same way. If work of the other role extends beyond the idle
+period, as in asynchronous training, the process may wait for something else, and the time keeps its owner.
 
 Disaggregated servers overlap. A decode server waits for the prefill server whose iteration ended last before the decode
 server continued.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,11 +30,11 @@ from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.facts import TraceFacts
-from profdeck_traces.reading.intervals import complement, intersection, union
+from profdeck_traces.reading.intervals import complement, intersection, total, union
 
 NO_BATCH, WORK = "no batch", "work"
 """Activities of a server between its iterations, and of a trainer outside its stages."""
-_NOTE = "Waits for {} are not assigned"
+_NOTE = re.compile(r"Waits for (.+) are not assigned: (.+)\.")
 _CLOCK_NOISE_NS = 100_000
 _MIN_NOTED = 0.01  # fraction of the account
 _NS_PER_US = 1000
@@ -45,7 +46,7 @@ _CAUSES = {
 
 
 class _Activity(NamedTuple):
-    """What a role did in an interval. Times are in Unix nanoseconds."""
+    """Activity of a role in an interval. Times are in Unix nanoseconds."""
 
     begin: int
     end: int
@@ -130,11 +131,9 @@ def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Accoun
     return assigned
 
 
-def not_judged(account: Account) -> str | None:
-    """Return why waits for other roles were not assigned, or ``None`` if they were."""
-    start, _, _ = _NOTE.partition("{}")
-    found = next((note for note in account.notes if note.startswith(start)), None)
-    return found and found.rpartition(": ")[2].removesuffix(".")
+def unassigned_roles(account: Account) -> dict[str, str]:
+    """Return the roles for which waits were not assigned, or only in part, and the reasons."""
+    return {found[1]: found[2] for note in account.notes if (found := _NOTE.fullmatch(note))}
 
 
 def _servers(members: Sequence[RankReading]) -> list[_Peer]:
@@ -280,9 +279,12 @@ class _Waits:
             share = self._unknown_ns / (account.time_us * _NS_PER_US)
             if share < _MIN_NOTED:
                 return account
-            reason = f"in {share:.0%} of the time, their work extends beyond the wait, or the recording is too short"
+            reason = (
+                f"in {share:.0%} of the time, their work continues outside the idle period, or the recording ends too "
+                "early"
+            )
         roles = " and ".join(sorted({peer.role for peer in self._peers}))
-        return attrs.evolve(account, notes=(*account.notes, f"{_NOTE.format(roles)}: {reason}."))
+        return attrs.evolve(account, notes=(*account.notes, f"Waits for {roles} are not assigned: {reason}."))
 
     def _reason(self) -> str | None:
         """Return why no wait can be assigned."""
@@ -292,7 +294,7 @@ class _Waits:
             servers = [peer for peer in self._peers if peer.role == role]
             size = max(_facts(server.readings[0]).fleet_size or 0 for server in servers)
             if len(servers) < size:
-                return f"only {len(servers)} of {plural(size, 'server')} recorded"
+                return f"there are traces of only {len(servers)} of {plural(size, 'server')}"
         return None
 
     def _periods(self) -> Iterator[tuple[int, int]]:
@@ -369,36 +371,46 @@ class _TurnWaits(_Waits):
     """Waits of a rank for peers that work only while it is idle."""
 
     def _assign(self, begin: int, end: int) -> None:
-        bursts = [
-            (burst[0].begin, burst[-1].end, peer, burst) for peer in self._peers for burst in peer.bursts_in(begin, end)
+        active = [(peer, [*bursts]) for peer in self._peers if (bursts := peer.bursts_in(begin, end))]
+        if not active:
+            return
+        ends = sorted(bursts[-1][-1].end for _, bursts in active)
+        is_inside = begin - self._noise_ns <= min(bursts[0][0].begin for _, bursts in active)
+        if not is_inside or ends[-1] > end + self._noise_ns or end > self._recorded_until:
+            spans = [(burst[0].begin, burst[-1].end) for _, bursts in active for burst in bursts]
+            works = union(*np.array(spans, np.int64).T)
+            self._unknown_ns += total(intersection(works, (np.array([begin]), np.array([end]))))
+            return
+        self._add(list(_backward(active, begin, end)), ends[-1] - ends[-2] if len(ends) > 1 else None)
+
+
+def _backward(active: Sequence[tuple[_Peer, list[Sequence[_Activity]]]], begin: int, end: int) -> Iterator[_Piece]:
+    """Divide a wait among the peers, backward from its end, starting with the peer that finishes last.
+
+    Args:
+        active: Peers, and their bursts during the wait. The bursts are removed.
+        begin: Start of the wait.
+        end: End of the wait.
+    """
+    last_peer, _ = max(active, key=lambda item: item[1][-1][-1].end)
+    time, follower = end, None
+    while time > begin:
+        for _, bursts in active:
+            while bursts and bursts[-1][0].begin >= time:
+                bursts.pop()
+        before = [
+            (min(bursts[-1][-1].end, time), bursts[-1][-1].end, peer, bursts[-1]) for peer, bursts in active if bursts
         ]
-        if not bursts:
+        if not before:
             return
-        first, last = min(burst[0] for burst in bursts), max(burst[1] for burst in bursts)
-        is_inside = begin - self._noise_ns <= first and last <= end + self._noise_ns
-        if not is_inside or end > self._recorded_until:
-            works = union(*np.array([burst[:2] for burst in bursts], np.int64).T)
-            self._unknown_ns += int(np.diff(intersection(works, (np.array([begin]), np.array([end]))), axis=0).sum())
-            return
-        *_, last_peer, _ = max(bursts, key=lambda burst: burst[1])
-        ends = [burst_end for _, burst_end, peer, _ in bursts if peer is not last_peer]
-        self._add(list(_backward(bursts, begin, end)), last - max(ends) if ends else None)
-
-
-def _backward(bursts: Sequence[tuple[int, int, _Peer, Sequence[_Activity]]], begin: int, end: int) -> Iterator[_Piece]:
-    """Divide a wait among the peers, backward from its end, starting with the peer that finishes last."""
-    time, follower, last_peer = end, None, max(bursts, key=lambda burst: burst[1])[2]
-    while before := [burst for burst in bursts if burst[0] < time]:
-        first, last, peer, activities = max(before, key=lambda burst: (min(burst[1], time), burst[1]))
-        if follower is not None and follower.is_server and last < time:
-            yield _Piece(follower, _Activity(max(last, begin), time, NO_BATCH, None), follower is last_peer)
-        for activity in activities:
+        until, _, peer, burst = max(before, key=lambda item: item[:2])
+        if follower is not None and follower.is_server and until < time:
+            yield _Piece(follower, _Activity(max(until, begin), time, NO_BATCH, None), follower is last_peer)
+        for activity in burst:
             clipped = activity._replace(begin=max(activity.begin, begin), end=min(activity.end, time))
             if clipped.begin < clipped.end:
                 yield _Piece(peer, clipped, peer is last_peer)
-        time, follower = max(first, begin), peer
-        if time <= begin:
-            return
+        time, follower = burst[0].begin, peer
 
 
 class _PrefillWaits(_Waits):

@@ -67,7 +67,9 @@ def _owner_of_difference(slow: RankSummary, typical: RankSummary, excess_us: flo
         return None
     times = {owner.key: owner.time_us / typical.account.steps for owner in typical.account.owners}
     differences = [
-        (owner.time_us / slow.account.steps - times.get(owner.key, 0.0), owner) for owner in slow.account.owners
+        (owner.time_us / slow.account.steps - times.get(owner.key, 0.0), owner)
+        for owner in slow.account.owners
+        if owner.peer is None
     ]
     most_us, owner = max(differences, key=lambda pair: pair[0], default=(0.0, None))
     if owner is None or most_us <= 0.5 * excess_us:

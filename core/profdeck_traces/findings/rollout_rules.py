@@ -16,14 +16,14 @@ import attrs
 from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.engine_iterations import EngineIteration
-from profdeck_traces.analysis.role_waits import NO_BATCH, not_judged
+from profdeck_traces.analysis.role_waits import NO_BATCH, unassigned_roles
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.findings.engine_view import ServerView
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 
 IDLE_TRAINER, IDLE_ROLLOUT, WEIGHT_SYNC = "idle-trainer", "idle-rollout", "weight-sync"
-NO_REQUESTS, TOOL_CALL = "no-requests", "tool-call"
+NO_REQUESTS, TOOL_CALL, IDLE_DECODE = "no-requests", "tool-call", "idle-decode"
 
 _ASYNCHRONOUS = "generate the next batch while this batch is trained (asynchronous, one step off-policy)"
 _LEAST_IDLE = 0.2
@@ -67,69 +67,85 @@ def captures_of(servers: Sequence[ServerView], views: Sequence[RankView]) -> lis
 def turns(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
     """Report trainers and servers whose waits for each other take over 20 % of their accounts."""
     for view in capture.others:
-        if view.kind == GLOBAL_STEP and (account := view.rank.account) is not None:
-            found = _wait(account)
-            if found is None:
-                yield from _unknown(IDLE_TRAINER, account)
-                continue
-            time_us, peer, activity, stage = found
-            where = f", in {stage}" if stage else ""
-            share = percent(time_us / account.time_us)
+        account = view.rank.account
+        if view.kind != GLOBAL_STEP or account is None:
+            continue
+        found = _wait(account, is_own=False)
+        if isinstance(found, str):
+            yield NotJudged(IDLE_TRAINER, found)
+        elif found is not None:
+            where = f", in {found.stage}" if found.stage else ""
             yield draft(
                 view,
                 IDLE_TRAINER,
-                f"{view.label} waits {ms(time_us / account.steps)} of {view.each} ({share}) "
-                f"for {peer}, mostly {activity}{where}",
+                f"{view.label} waits {ms(found.time_us / account.steps)} of {view.each} ({percent(found.share)}) "
+                f"for {found.peer}, mostly {found.activity}{where}",
                 _ASYNCHRONOUS,
-                gain_us=time_us / account.steps,
+                gain_us=found.time_us / account.steps,
                 step_us=account.time_us / account.steps,
-                stage=stage or None,
+                stage=found.stage,
             )
+    if capture.others:
+        yield from _idle_servers(capture, IDLE_ROLLOUT, _ASYNCHRONOUS)
+
+
+def idle_decode(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
+    """Report decode servers whose waits for prefill servers take over 20 % of their accounts."""
+    yield from _idle_servers(capture, IDLE_DECODE, "use more prefill servers")
+
+
+def _idle_servers(capture: _Capture, cause: str, do: str) -> Iterator[RankFinding | NotJudged]:
+    """Yield findings about waits of servers, for their own role if `cause` is `IDLE_DECODE`, otherwise for others."""
     for server, view, iterations in capture.servers:
-        if capture.others and (account := view.rank.account) is not None:
-            found = _wait(account)
-            if found is None:
-                yield from _unknown(IDLE_ROLLOUT, account)
-                continue
-            time_us, peer, activity, _ = found
+        account = view.rank.account
+        found = _wait(account, is_own=cause == IDLE_DECODE, role=view.rank.role) if account else None
+        if isinstance(found, str):
+            yield NotJudged(cause, found)
+        elif found is not None and account is not None:
             yield server.find(
-                IDLE_ROLLOUT,
-                f"{server.label} runs no batch for {ms(time_us)} ({percent(time_us / account.time_us)} of the time) "
-                f"while {peer} works, mostly {activity}",
-                _ASYNCHRONOUS,
+                cause,
+                f"{server.label} runs no batch for {ms(found.time_us)} ({percent(found.share)} of the time) "
+                f"while {found.peer} works, mostly {found.activity}",
+                do,
                 at=max(iterations, key=lambda iteration: iteration.pause_us),
-                gain_us=time_us,
+                gain_us=found.time_us,
                 step_us=account.time_us,
-                stage=activity,
+                stage=found.activity,
             )
 
 
-def _wait(account: Account) -> tuple[float, str, str, str] | None:
-    """Return the time of waits for other roles, and the most common peer, activity and stage of this process.
+@attrs.frozen
+class _Wait:
+    """Waits of an account, with their longest peer, activity of the peer, and stage of the waiting process."""
 
-    Return ``None`` if the waits take at most 20 % of the account. An empty stage is none.
+    time_us: float
+    share: float
+    peer: str
+    activity: str
+    stage: str | None
+
+
+def _wait(account: Account, *, is_own: bool, role: str | None = None) -> _Wait | str | None:
+    """Return the waits for the given role if `is_own`, otherwise for other roles.
+
+    If they take at most 20 % of the account, return the reason why they were not assigned, or ``None``.
     """
-    waits = _role_waits(account)
+    waits = [wait for wait in _role_waits(account) if ((wait.peer or "").partition("/")[0] == role) is is_own]
     time_us = sum(wait.time_us for wait in waits)
     if time_us <= _LEAST_IDLE * account.time_us:
-        return None
+        reasons = unassigned_roles(account).items()
+        return next((reason for roles, reason in reasons if (roles == role) is is_own), None)
     sums = Counter[str](), Counter[str](), Counter[str]()
     for wait in waits:
         activity = " ".join(filter(None, [wait.awaited, wait.name]))
         for counter, text in zip(sums, (wait.peer, activity, wait.annotation), strict=True):
             counter[text or ""] += round(wait.time_us)
     peer, activity, stage = (max(counter, key=counter.__getitem__) for counter in sums)
-    return time_us, peer, activity, stage
+    return _Wait(time_us, time_us / account.time_us, peer, activity, stage or None)
 
 
 def _role_waits(account: Account | None) -> list[OwnerTime]:
     return [owner for owner in account.owners if owner.kind == OwnerKind.WAIT_FOR_ROLE.label] if account else []
-
-
-def _unknown(cause: str, account: Account) -> Iterator[NotJudged]:
-    reason = not_judged(account)
-    if reason is not None:
-        yield NotJudged(cause, reason)
 
 
 def weight_sync(capture: _Capture) -> Iterator[RankFinding]:
@@ -203,6 +219,7 @@ def _tool(capture: _Capture, server: str, least_us: float) -> str | None:
 
 RULES = {
     turns: (IDLE_TRAINER, IDLE_ROLLOUT),
+    idle_decode: (IDLE_DECODE,),
     weight_sync: (WEIGHT_SYNC,),
     no_requests: (NO_REQUESTS, TOOL_CALL),
 }

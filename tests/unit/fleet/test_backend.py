@@ -162,6 +162,7 @@ def test_only_sampled_targets_receive_requests(build_profiler: BuildProfiler, lo
     with_servers(check, 8)
     fleet = load_manifest()
     assert [record.replica for record in fleet.targets] == [0, 4]
+    assert fleet.found == 8
     assert (fleet.status, fleet.notes[0]) == (
         Status.COMPLETE,
         "Selected 2 of 8 targets, because sample is 2.",

@@ -66,6 +66,27 @@ def simulate(seed: int, *, servers: int) -> Roles:
     return roles
 
 
+def simulate_disaggregated(seed: int, *, prefill_servers: int) -> Roles:
+    """Simulate prefill servers, whose bursts are single iterations, and a decode server, which is the last server."""
+    choice = random.Random(seed)  # noqa: S311 - reproducible jobs
+    roles = Roles([], [[] for _ in range(prefill_servers + 1)])
+    ends = set[int]()
+    for bursts in roles.servers[:-1]:
+        now = choice.randint(0, 50)
+        while now < _MAX_TICKS:
+            length = choice.randint(1, 60)
+            while now + length in ends:
+                length += 1
+            ends.add(now + length)
+            bursts.append(Burst(["prefill"] * length, now))
+            now += length + choice.choice((0, 0, 3, 40))
+    now = choice.randint(0, 50)
+    while now < _MAX_TICKS:
+        roles.servers[-1].append(Burst(_iterations(choice), now))
+        now = roles.servers[-1][-1].end + choice.randint(_MIN_IDLE, 90)
+    return roles
+
+
 def _iterations(choice: random.Random) -> list[str]:
     """Return a prefill and the iterations that decode its requests."""
     ticks = ["prefill"] * choice.randint(1, 4)
@@ -79,7 +100,8 @@ def _iterations(choice: random.Random) -> list[str]:
 def write(roles: Roles, run: Path) -> Path:
     """Write a trace with its own time origin for each role."""
     for replica, bursts in enumerate(roles.servers):
-        identity = Identity(role="rollout", replica=replica)
+        kind = None if roles.trainer else "prefill" if replica < len(roles.servers) - 1 else "decode"
+        identity = Identity(role="rollout", replica=replica, worker_type=kind)
         events = []
         for burst in bursts:
             first = 0
@@ -93,6 +115,8 @@ def write(roles: Roles, run: Path) -> Path:
                     events += [("user_annotation", name, begin, end), ("cpu_op", "aten::mm", begin, end)]
                     first = index
         _write(run / f"step_000000/rollout/replica_{replica:03d}", events, identity, 7 * (replica + 1))
+    if not roles.trainer:
+        return run
     # Some steps start while the trainer is idle.
     borders = [burst.begin + (-3 if number % 3 == 2 else 0) for number, burst in enumerate(roles.trainer)]
     steps = zip(borders, [*borders[1:], roles.trainer[-1].end], strict=True)
@@ -129,6 +153,23 @@ def waits_of_trainer(roles: Roles) -> Counter[Label]:
 def waits_of_server(roles: Roles, replica: int) -> Counter[Label]:
     """Return a server's waits in milliseconds."""
     return _waits(roles.servers[replica], {"trainer": roles.trainer}, gap=None)
+
+
+def waits_of_decode_server(roles: Roles) -> Counter[Label]:
+    """Return the waits of the decode server for the prefill servers in milliseconds."""
+    waits: Counter[Label] = Counter()
+    *prefill_servers, own = roles.servers
+    for before, after in itertools.pairwise(own):
+        ended = [
+            (burst.end, replica, burst)
+            for replica, bursts in enumerate(prefill_servers)
+            for burst in bursts
+            if before.end < burst.end <= after.begin
+        ]
+        for _, replica, burst in ended:
+            if replica == max(ended)[1]:
+                waits[f"rollout/{replica}", "prefill"] += burst.end - max(burst.begin, before.end)
+    return +waits
 
 
 def _waits(own: list[Burst], peers: dict[str, list[Burst]], gap: str | None) -> Counter[Label]:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from engine_job import Batch, decode, write_server, write_trainer
 from hypothesis import given, settings, strategies as st
-from simulated_roles import Label, simulate, waits_of_server, waits_of_trainer, write
+from simulated_roles import (
+    Label,
+    simulate,
+    simulate_disaggregated,
+    waits_of_decode_server,
+    waits_of_server,
+    waits_of_trainer,
+    write,
+)
 
 from profdeck_traces import write_result
 from profdeck_traces.account.model import Account, OwnerTime
@@ -62,6 +70,19 @@ def test_waits_are_assigned_like_in_a_brute_force_simulation(
             assert waits_us(found) == Counter(
                 {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
             )
+
+
+@given(seed=st.integers(0, 10**6), servers=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_waits_for_prefill_servers_are_assigned_like_in_a_brute_force_simulation(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, servers: int
+) -> None:
+    roles = simulate_disaggregated(seed, prefill_servers=servers)
+    run = summary_of(write(roles, tmp_path_factory.mktemp("job")))
+    found = account(run, "rollout", servers)
+    duration_ms = roles.servers[-1][-1].end - roles.servers[-1][0].begin
+    assert sum(round(owner.time_us * 1000) for owner in found.owners) == duration_ms * 10**6
+    assert waits_us(found) == Counter({label: 1000 * ms for label, ms in waits_of_decode_server(roles).items()})
 
 
 # The trainer is idle for the first 600 ms of its step.
@@ -128,8 +149,8 @@ def test_servers_that_work_on_while_the_trainer_continues_are_not_awaited(tmp_pa
 
     assert waits(found) == []
     assert found.notes[-1] == (
-        "Waits for rollout are not assigned: in 60% of the time, their work extends beyond the wait, or the recording "
-        "is too short."
+        "Waits for rollout are not assigned: in 60% of the time, their work continues outside the idle period, or the "
+        "recording ends too early."
     )
     state, reason = state_of(run, "idle-trainer")
     assert (state, reason and reason.startswith("in 60% of the time")) == ("not_judged", True)
@@ -143,7 +164,7 @@ def test_a_recording_that_ends_during_the_wait_does_not_show_the_last_server(tmp
         path.write_text(json.dumps(manifest))
     found = account(summary_of(run), "trainer")
     assert waits(found) == []
-    assert "the recording is too short" in found.notes[-1]
+    assert "the recording ends too early" in found.notes[-1]
 
 
 def test_servers_without_a_common_clock_are_not_awaited(tmp_path: Path) -> None:
@@ -185,7 +206,16 @@ def test_a_server_that_was_not_recorded_may_be_the_last(
     write_fleet_manifest(run, *targets, found=found)
     trainer = account(summary_of(run), "trainer")
     assert waits(trainer) == []
-    assert trainer.notes[-1] == "Waits for rollout are not assigned: only 1 of 2 servers recorded."
+    assert trainer.notes[-1] == "Waits for rollout are not assigned: there are traces of only 1 of 2 servers."
+
+
+def test_traces_of_a_part_of_the_servers_do_not_show_the_last_one(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)], [PREFILL, *decode(50, 10, 4)])
+    write_fleet_manifest(run, None, None)
+    for servers, is_known in (("replica_000", False), ("replica_*", True)):
+        traces = [*run.glob("*/trainer/*.trace.json.gz"), *run.glob(f"*/rollout/{servers}/*.trace.json.gz")]
+        summary, _ = summarise_run(find_sources(traces))
+        assert bool(waits(account(summary, "trainer"))) is is_known
 
 
 def test_a_trainer_alone_waits_for_no_role(tmp_path: Path) -> None:
@@ -230,6 +260,10 @@ def test_an_idle_decode_server_waits_for_the_prefill_server(tmp_path: Path) -> N
     assert wait.label == "wait for rollout/1: prefill"
     assert wait.time_us == pytest.approx(210_000)
     assert waits(account(summary, "rollout", 0)) == []
+    (finding,) = (finding for finding in summarise([run])[0].findings if finding.rule == "idle-decode")
+    assert finding.text.startswith(
+        "rollout/2 runs no batch for 210 ms (41% of the time) while rollout/1 works, mostly "
+    )
 
 
 def test_types_of_servers_come_from_the_fleet_if_the_engines_do_not_state_them(tmp_path: Path) -> None:
@@ -247,6 +281,10 @@ def test_a_prefill_may_belong_to_any_of_several_decode_servers(tmp_path: Path) -
     assert waits(found) == []
     assert found.notes[-1] == (
         "Waits for rollout are not assigned: the traces do not show which decode server continued a prefill."
+    )
+    assert state_of(run, "idle-decode") == (
+        "not_judged",
+        "the traces do not show which decode server continued a prefill",
     )
 
 
