@@ -472,3 +472,12 @@ def test_function_that_may_be_blocked_does_not_contend_for_the_gil(tmp_path: Pat
         job.events.append(place | {"name": name, "ts": start_us, "dur": 60_000 - start_us})
     run = job.write(tmp_path / "job.json", [function(6_000)])
     assert state_of(run, "gil-contention").state == "not_judged"
+
+
+@pytest.mark.parametrize(("duration_us", "is_found"), [(1_200, True), (2_000, False)])
+def test_repeated_forward_pass_without_shapes(tmp_path: Path, duration_us: float, is_found: bool) -> None:
+    def call(time_us: float, number: int) -> Item:
+        return frame("nn.Module: Net_0", time_us, operator("aten::linear", time_us, {"Sequence number": number}))
+
+    run = Job().write(tmp_path / "job.json", [call(1_000, 1), call(duration_us, 2), backward(1)])
+    assert state_of(run, "duplicated-work").state == ("found" if is_found else "clear")
