@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.contexts import counts_inside
 from profdeck_traces.account.gain import Gain, Replay
-from profdeck_traces.account.host_threads import State
+from profdeck_traces.account.host_threads import INITIAL_NS, State
 from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
@@ -231,7 +231,8 @@ class PathCauses:
     def _other_threads(self, window: PathWindow) -> list[_StepRows]:
         """Return the Python functions that other threads run while the main thread also runs Python code.
 
-        Their time is the overlap with this code on the critical path. Built-in functions can release the GIL.
+        Their time is the overlap with this code on the critical path. Built-in functions can release the GIL. Functions
+        that were open when the recording started may be blocked.
         """
         recording, threads, events = window.recording, window.recording.threads, self._names.events
         tracks = np.unique(threads.other_runs.track).tolist()
@@ -244,6 +245,7 @@ class PathCauses:
         row = window.rows_of_trace(threads.row[segment])
         names, name = np.unique(events.name[row], return_inverse=True)
         is_python = ~np.array([events.names[code].startswith("<built-in") for code in names.tolist()], np.bool_)[name]
+        is_python &= events.start_ns[row] >= int(events.start_ns.min()) + INITIAL_NS
         segment, row = segment[is_python], row[is_python]
         times = np.stack([path.begin[own], path.end[own]], axis=1).ravel()
         until = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))

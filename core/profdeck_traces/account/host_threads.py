@@ -22,7 +22,7 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
-_INITIAL_NS = 1_000_000  # frames that start within this time of the recording's start were already open
+INITIAL_NS = 1_000_000  # frames that start within this time of the recording's start were already open
 _NEAR = 0.5
 """Maximum time between the ends of a gap and of a collective, as a fraction of the wait until the earlier end."""
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
@@ -371,7 +371,7 @@ def _mark_initial_wait(
     otherwise look busy until the call returns.
     """
     is_opened = (state == State.FRAME) & (row >= 0) & (events.start_ns[row] == begin)
-    is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS
+    is_opened &= begin < int(events.start_ns.min()) + INITIAL_NS
     depth = len(row) if is_opened.all() else int(is_opened.argmin())
     if depth:
         state[depth - 1], owner[depth - 1] = State.WAITS, OwnerKind.WAIT_FOR_THREAD

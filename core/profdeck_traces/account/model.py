@@ -120,7 +120,7 @@ class OwnerTime(OwnerIdentity):
     """Time in each step of the account. Empty for small owners, and if there are more than 1,000 steps."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class JoinedGain:
     """Gain of several owners that differ only in their operators, modules or annotations.
 

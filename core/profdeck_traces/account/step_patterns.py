@@ -26,6 +26,7 @@ _COMPILED = re.compile(r"Torch-Compiled Region\b")
 # Frames that run the code of a compiled function: its wrapper, and the code after a graph break.
 _DYNAMO_FRAME = re.compile(r"torch/_dynamo/eval_frame\.py\(\d+\): _fn|.*: torch_dynamo_resume_in_")
 _MIN_REGIONS = 4
+_MAX_RATIO = 1.5
 _CHECKPOINT = re.compile(r"torch/utils/checkpoint\.py")
 
 
@@ -177,14 +178,18 @@ def repeated_forward(names: Attribution, kinds: _Codes) -> Mask:
     """Return a mask of the events in forward passes that repeat another one and whose result has no backward pass.
 
     A forward pass is a call of the outermost ``nn.Module``. Another call of the same instance in the same step and
-    stage runs the same operators, on the same shapes if they were recorded, and has a backward pass. Calls without
-    gradients count only inside a stage, because some algorithms need them, such as to compute old log probabilities.
-    Activation checkpointing also repeats forward passes, and is excluded.
+    stage runs the same operators on the same shapes, and has a backward pass. Without shapes, both calls must take
+    about the same time on the CPU.
+
+    Calls without gradients count only inside a stage, because some algorithms need them, such as to compute old log
+    probabilities. Activation checkpointing also repeats forward passes, and is excluded.
     """
     events = names.events
     found = np.zeros(events.complete, np.bool_)
     main, starts = _steps(names, kinds)
-    if main < 0 or not names.has_frames or not names.is_backward.any():
+    is_on_cpu = not (kinds >= RowKind.KERNEL).any()
+    has_shapes = len(events.args["Input Dims"]) > 0
+    if main < 0 or not names.has_frames or not names.is_backward.any() or not (has_shapes or is_on_cpu):
         return found
     is_python = events.has_category({PYTHON})
     is_module = events.with_name(is_python, lambda name: module_class(name) is not None)
@@ -194,25 +199,27 @@ def repeated_forward(names: Attribution, kinds: _Codes) -> Mask:
     is_used = np.zeros(events.complete, np.bool_)
     is_used[names.forward[names.forward >= 0]] = True
     has_graph = names.is_operator & (events.arg("Sequence number") >= 0)
-    groups: dict[tuple[int, int, int], list[int]] = {}
-    stage = values_at(names.annotation, calls).tolist()
-    step = starts.searchsorted(events.start_ns[calls], side="right").tolist()
-    for call, *key in zip(calls.tolist(), step, events.name[calls].tolist(), stage, strict=True):
-        groups.setdefault(tuple(key), []).append(call)
     bounds = events.track.searchsorted([main, main + 1])
     ends = bounds[0] + events.start_ns[slice(*bounds)].searchsorted(events.end_ns[calls])
     end_of = dict(zip(calls.tolist(), ends.tolist(), strict=True))
-    for (_, _, of_stage), of_group in groups.items():
-        if len(of_group) < 2:  # noqa: PLR2004 - a repetition needs two calls
-            continue
-        seen: dict[bytes, list[int]] = {}
-        for call in of_group:
-            rows = np.arange(call, end_of[call])
-            rows = rows[names.is_operator[rows]]
-            seen.setdefault(np.stack([events.name[rows], events.arg("Input Dims", rows)]).tobytes(), []).append(call)
-        for same in seen.values():
-            unused = [call for call in same if not is_used[call : end_of[call]].any()]
-            if len(unused) == len(same):
-                continue
-            found[[call for call in unused if of_stage >= 0 or has_graph[call : end_of[call]].any()]] = True
+    stage = values_at(names.annotation, calls).tolist()
+    step = starts.searchsorted(events.start_ns[calls], side="right").tolist()
+    groups: dict[tuple[int, int, int, bytes], list[int]] = {}
+    for call, *key in zip(calls.tolist(), step, events.name[calls].tolist(), stage, strict=True):
+        rows = np.arange(call, end_of[call])
+        rows = rows[names.is_operator[rows]]
+        operators = np.stack([events.name[rows], events.arg("Input Dims", rows)]).tobytes()
+        groups.setdefault((*key, operators), []).append(call)
+    repeats: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for (_, name, of_stage, _), same in groups.items():
+        used = [call for call in same if is_used[call : end_of[call]].any()]
+        unused = [call for call in same if of_stage >= 0 or has_graph[call : end_of[call]].any()]
+        unused = [call for call in unused if call not in used] if used else []
+        if unused:
+            of_module = repeats.setdefault((name, events.name[of_stage] if of_stage >= 0 else -1), ([], []))
+            of_module[0].extend(used)
+            of_module[1].extend(unused)
+    for used, unused in repeats.values():
+        ratio = events.duration_ns[unused].min() / max(1, events.duration_ns[used].min())
+        found[unused] = has_shapes or 1 / _MAX_RATIO < ratio < _MAX_RATIO
     return names.innermost(found) >= 0

@@ -605,6 +605,8 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
         yield NotJudged("waiting", "an engine waits for requests and clients")
     if view.rank.attributed is None or not view.rank.attributed.has_shapes:
         yield NotJudged("float64", "shapes and data types were not recorded")
+        if view.rank.devices:
+            yield NotJudged("duplicated-work", "shapes were not recorded")
     if not view.rank.devices:
         reason = "no device work was recorded"
         yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))
