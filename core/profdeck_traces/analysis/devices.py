@@ -5,7 +5,7 @@ All sums are integers and therefore exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 import numpy as np
@@ -20,8 +20,8 @@ from profdeck_traces.analysis.device_steps import (
     steps_of_device,
     windows_on_device,
 )
-from profdeck_traces.analysis.gaps import IdleGap, IdleTimes
-from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, Host
+from profdeck_traces.analysis.gaps import idle_times
+from profdeck_traces.analysis.host_states import Host
 from profdeck_traces.analysis.model import DeviceSummary, Gap, StreamSummary
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps
@@ -76,11 +76,13 @@ class DeviceTimes:
         for group in groups(of_track[track]):
             of_device = events[rows[group]]
             device = self._tables.tracks[of_device.track[0]][0]
-            self._devices[device] = _Device.of(device, of_device, work[of_device.name], windows, host, self._origin_ns)
+            self._devices[device] = _Device.of(
+                device, of_device, work[of_device.name], windows, host, self._origin_ns, self._step_at
+            )
 
     def spans(self) -> dict[Id, tuple[int, int]]:
         """Return the start of the first event and the end of the last event for each device."""
-        return {device: (of_device.idle.begin_ns, of_device.idle.end_ns) for device, of_device in self._devices.items()}
+        return {device: (of_device.begin_ns, of_device.end_ns) for device, of_device in self._devices.items()}
 
     def summaries(self) -> tuple[DeviceSummary, ...]:
         """Return a summary of each device, sorted by device ID."""
@@ -94,7 +96,7 @@ class DeviceTimes:
 
     def _summary(self, device: Id, of_device: _Device) -> DeviceSummary:
         compute, communication, memory, others, busy = map(total, attrs.astuple(of_device.work, recurse=False))
-        span_ns, overlap_ns = of_device.idle.end_ns - of_device.idle.begin_ns, communication + others - busy
+        span_ns, overlap_ns = of_device.end_ns - of_device.begin_ns, communication + others - busy
         return DeviceSummary(
             device=device,
             name=self._device_names.get(device),
@@ -108,27 +110,13 @@ class DeviceTimes:
             overlap_us=overlap_ns / _NS_PER_US,
             exposed_communication_us=(communication - overlap_ns) / _NS_PER_US,
             streams=tuple(stream for _, stream in sorted(of_device.streams, key=lambda item: _order(item[1].stream))),
-            idle=idle_causes(of_device.idle.times.tolist()) if self._has_host else (),
-            gaps=tuple(map(self._gap, of_device.idle.longest)),
-        )
-
-    def _gap(self, gap: IdleGap) -> Gap:
-        return Gap(
-            start_us=(gap.begin_ns - self._origin_ns) / _NS_PER_US,
-            duration_us=(gap.end_ns - gap.begin_ns) / _NS_PER_US,
-            cause=tuple(CAUSES)[int(gap.times.argmax())] if self._has_host else NOT_READ,
-            host=None if gap.host is None else self._tables.names[gap.host.name],
-            step=self._step_at((gap.begin_ns + gap.end_ns) // 2),
-            before=self._name(gap.before),
-            after=self._name(gap.after),
+            idle=idle_causes(of_device.idle_ns.tolist()) if self._has_host else (),
+            gaps=of_device.gaps,
         )
 
     def _step_at(self, time_ns: int) -> int | None:
         (step,) = self._on_host.of(np.array([time_ns]))
         return None if step < 0 else self._numbers[step]
-
-    def _name(self, code: int | None) -> str | None:
-        return None if code is None else self._tables.names[code]
 
 
 def _order(one: Id) -> tuple[bool, int, str]:
@@ -148,7 +136,11 @@ class _Device:
     streams: list[tuple[int, StreamSummary]]
     """Track code and summary of each stream."""
     work: DeviceWork
-    idle: IdleTimes
+    begin_ns: int
+    end_ns: int
+    idle_ns: Int
+    """Time that the host spends in each state while the device is idle."""
+    gaps: tuple[Gap, ...]
     steps: list[tuple[int, StepOfDevice]]
 
     @classmethod
@@ -160,6 +152,7 @@ class _Device:
         windows: StepWindows,
         host: Host | None,
         origin_ns: int,
+        step_at: Callable[[int], int | None],
     ) -> _Device:
         """Compute a device's times from its events, sorted by start, and the kind of each event's work."""
         streams = []
@@ -174,5 +167,7 @@ class _Device:
         )
         others = union(*joined((compute, memory)))
         work = DeviceWork(compute, communication, memory, others, union(*joined((communication, others))))
-        idle = IdleTimes.of(work.busy, events, host)
-        return cls(streams, work, idle, steps_of_device(device, work, windows, host, idle.begin_ns, origin_ns))
+        begin_ns, end_ns = int(events.start_ns.min()), int(events.end_ns.max())
+        idle_ns, gaps = idle_times(work.busy, events, host, origin_ns, step_at)
+        steps = steps_of_device(device, work, windows, host, begin_ns, origin_ns)
+        return cls(streams, work, begin_ns, end_ns, idle_ns, gaps, steps)

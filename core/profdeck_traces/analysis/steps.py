@@ -147,12 +147,12 @@ def find_steps(  # noqa: PLR0913 - the last two come from the manifest
         for kind, mask in of_kind.items()
     }
     on_host = columns.tables.names_of_categories(frozenset({ANNOTATION}))
-    twins = {ITERATION: _Twins.of(columns, on_host, ids)}
+    twins = {ITERATION: _twins(columns, on_host, ids)}
     # Those of marks that are operators are around all kernels of a global step, and say nothing of iterations.
     named = {columns.tables.names[code] for code in np.flatnonzero(on_host).tolist()}
     for code, mark in marks.items():
         on_host[code] |= mark.kind == GLOBAL_STEP and columns.tables.names[code] not in named
-    twins[GLOBAL_STEP] = _Twins.of(columns, on_host, ids)
+    twins[GLOBAL_STEP] = _twins(columns, on_host, ids)
     launched = twins if work is None else dict.fromkeys(host, work)
     windows_of_work = {kind: _work(windows, launched[kind]) for kind, windows in host.items()}
     cold = _cold(found, of_kind) if cold_first_step else np.zeros(len(found), dtype=bool)
@@ -219,60 +219,58 @@ def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
     )
 
 
-class _Twins:
-    """Host annotations that also appear on a device, with the spans of their kernels."""
+def _twins(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWork:
+    """Find the host annotations that also appear on a device, with the spans of their kernels.
 
-    @staticmethod
-    def of(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWork:
-        """Find the annotations. The span of an annotation with unknown kernels ends before it starts.
+    The span of an annotation with unknown kernels ends before it starts.
 
-        Args:
-            columns: Host and device annotations.
-            on_host: For each event name, whether it is the name of a host annotation.
-            ids: The ``External id`` of each annotation, or -1 if it has none.
-        """
-        of_device = columns.tables.names_of_categories(frozenset({DEVICE_ANNOTATION}))
-        is_device, is_host = np.flatnonzero(of_device[columns.name]), on_host[columns.name]
-        on_device, device_ids = columns[is_device], ids[is_device]
-        numbers = {columns.tables.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
-        of_code = np.array([numbers.get(name, -1) for name in columns.tables.names], dtype=np.int64)
-        is_host &= of_code[columns.name] >= 0
-        host, host_ids = columns[is_host], ids[is_host]
-        start = np.full(len(host), np.iinfo(np.int64).max)
-        end = np.full(len(host), np.iinfo(np.int64).min)
+    Args:
+        columns: Host and device annotations.
+        on_host: For each event name, whether it is the name of a host annotation.
+        ids: The ``External id`` of each annotation, or -1 if it has none.
+    """
+    of_device = columns.tables.names_of_categories(frozenset({DEVICE_ANNOTATION}))
+    is_device, is_host = np.flatnonzero(of_device[columns.name]), on_host[columns.name]
+    on_device, device_ids = columns[is_device], ids[is_device]
+    numbers = {columns.tables.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
+    of_code = np.array([numbers.get(name, -1) for name in columns.tables.names], dtype=np.int64)
+    is_host &= of_code[columns.name] >= 0
+    host, host_ids = columns[is_host], ids[is_host]
+    start = np.full(len(host), np.iinfo(np.int64).max)
+    end = np.full(len(host), np.iinfo(np.int64).min)
 
-        def extend(to: Int, by: Columns) -> None:
-            np.minimum.at(start, to, by.start_ns)
-            np.maximum.at(end, to, by.end_ns)
+    def extend(to: Int, by: Columns) -> None:
+        np.minimum.at(start, to, by.start_ns)
+        np.maximum.at(end, to, by.end_ns)
 
-        by_id = {
-            (number, one): row
-            for row, (number, one) in enumerate(zip(of_code[host.name].tolist(), host_ids.tolist(), strict=True))
-        }
-        to = np.array(
-            [
-                by_id.get((number, one), -1) if one >= 0 else -1
-                for number, one in zip(of_code[on_device.name].tolist(), device_ids.tolist(), strict=True)
-            ],
-            dtype=np.int64,
-        )
-        extend(to[to >= 0], on_device[to >= 0])
-        # The rest by order: of the host those that no id has connected.
-        connected = np.zeros(len(host), dtype=bool)
-        connected[to[to >= 0]] = True
-        left = np.flatnonzero(~connected)
-        rest = on_device[to < 0]
-        host_order, host_counts = _by_name_and_time(of_code[host.name[left]], host.start_ns[left], len(numbers))
-        for track in np.unique(rest.track):
-            stream = rest[rest.track == track]
-            order, counts = _by_name_and_time(of_code[stream.name], stream.start_ns, len(numbers))
-            paired = counts == host_counts
-            order = order[paired[of_code[stream.name[order]]]]
-            rows = left[host_order[(paired & (counts > 0))[of_code[host.name[left][host_order]]]]]
-            extend(rows, stream[order])
-        # One with an id that no device shows launched nothing.
-        kept = connected | (host_ids < 0) | np.isin(of_code[host.name], of_code[rest.name])
-        return LaunchedWork(host.start_ns[kept], start[kept], end[kept])
+    by_id = {
+        (number, one): row
+        for row, (number, one) in enumerate(zip(of_code[host.name].tolist(), host_ids.tolist(), strict=True))
+    }
+    to = np.array(
+        [
+            by_id.get((number, one), -1) if one >= 0 else -1
+            for number, one in zip(of_code[on_device.name].tolist(), device_ids.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    extend(to[to >= 0], on_device[to >= 0])
+    # The rest by order: of the host those that no id has connected.
+    connected = np.zeros(len(host), dtype=bool)
+    connected[to[to >= 0]] = True
+    left = np.flatnonzero(~connected)
+    rest = on_device[to < 0]
+    host_order, host_counts = _by_name_and_time(of_code[host.name[left]], host.start_ns[left], len(numbers))
+    for track in np.unique(rest.track):
+        stream = rest[rest.track == track]
+        order, counts = _by_name_and_time(of_code[stream.name], stream.start_ns, len(numbers))
+        paired = counts == host_counts
+        order = order[paired[of_code[stream.name[order]]]]
+        rows = left[host_order[(paired & (counts > 0))[of_code[host.name[left][host_order]]]]]
+        extend(rows, stream[order])
+    # One with an id that no device shows launched nothing.
+    kept = connected | (host_ids < 0) | np.isin(of_code[host.name], of_code[rest.name])
+    return LaunchedWork(host.start_ns[kept], start[kept], end[kept])
 
 
 def _by_name_and_time(name: Int, start_ns: Int, names: int) -> tuple[Int, Int]:

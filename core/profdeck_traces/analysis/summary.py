@@ -39,7 +39,7 @@ from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, Impla
 from profdeck_traces.analysis.periods import stage_periods, work_periods
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.recorder_model import CoreSummary, RecorderTables
-from profdeck_traces.analysis.shapes import OperatorShapes
+from profdeck_traces.analysis.shapes import operator_shapes
 from profdeck_traces.analysis.stages import StageTimes
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, StepNames
 from profdeck_traces.analysis.step_times import StepTimes
@@ -47,10 +47,10 @@ from profdeck_traces.analysis.steps import find_steps
 from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
-from profdeck_traces.analysis.utilization import TraceUtilization, common_device, is_cpu_only, utilization_of
+from profdeck_traces.analysis.utilization import common_device, is_cpu_only, utilization_of
 from profdeck_traces.attribution.event_work import CountedCalls, EventWork, counted_calls, event_work
 from profdeck_traces.attribution.graph_captures import GraphOperators
-from profdeck_traces.attribution.model import AttributedTimes
+from profdeck_traces.attribution.model import AttributedTimes, Utilization
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.attribution.time_by_owner import time_by_owner
 from profdeck_traces.base.errors import TraceError
@@ -287,7 +287,7 @@ class _Summary:
         trace, analysed = self._trace, self._analysed
         origin_ns = self._origin_ns
         sums, on_host = self._sums, trace.has_host
-        shapes = OperatorShapes.of(trace, self._counted)
+        shapes, product_flops = operator_shapes(trace, self._counted)
         collectives = stated_collectives(trace, self._communication)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
         times = self._steps
@@ -298,7 +298,7 @@ class _Summary:
             attrs.evolve(step, devices=of_devices.get(row, ()), slowdown=slowdown.get(row))
             for row, step in enumerate(times.summaries(origin_ns))
         )
-        utilization = self._utilization(devices, steps)
+        utilization, steps = self._utilization(devices, steps)
         engine = next((mark.engine for mark in self._trace_steps.marks if mark.engine), None)
         return RankSummary(
             path=str(self._path),
@@ -337,7 +337,7 @@ class _Summary:
                 on_host=on_host,
             ),
             devices=devices,
-            steps=steps if utilization is None else utilization.steps,
+            steps=steps,
             iterations=times.statistics(),
             cores=self._cores(),
             device_steps=analysed.device_steps,
@@ -347,8 +347,8 @@ class _Summary:
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
             collectives=collective_calls(*collectives, self._communication),
-            shapes=shapes.calls(),
-            product_flops=shapes.product_flops(),
+            shapes=shapes,
+            product_flops=product_flops,
             memory=memory_of(trace, origin_ns),
             functions=self._calls.functions(),
             stacks=self._calls.frames(),
@@ -358,7 +358,7 @@ class _Summary:
             unrecorded_steps=self._unrecorded_steps(),
             attributed=self._attributed,
             account=self._account,
-            utilization=None if utilization is None else utilization.of_trace,
+            utilization=utilization,
             engine=engine,
             work=()
             if engine
@@ -368,10 +368,10 @@ class _Summary:
 
     def _utilization(
         self, devices: tuple[DeviceSummary, ...], steps: tuple[StepSummary, ...]
-    ) -> TraceUtilization | None:
-        """Return the device utilization, or ``None`` if no device work was counted."""
+    ) -> tuple[Utilization | None, tuple[StepSummary, ...]]:
+        """Return the device utilization, or ``None`` if no device work was counted, and the steps with theirs."""
         if self._event_work is None:
-            return None
+            return None, steps
         events = self._trace.events
         work = events[np.flatnonzero(self._on_device[events.name])]
         computes = self._work[work.name] == COMPUTES

@@ -35,14 +35,6 @@ class CommonDevice:
     peaks: DevicePeaks | None = None
 
 
-@attrs.frozen
-class TraceUtilization:
-    """Utilization of a trace, and its step summaries with the utilization of each step."""
-
-    of_trace: Utilization
-    steps: tuple[StepSummary, ...]
-
-
 def is_cpu_only(trace: Trace) -> bool:
     """Return True if the recorder found no devices and recorded no device runtime calls.
 
@@ -77,8 +69,8 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     trace_steps: TraceSteps,
     steps: tuple[StepSummary, ...],
     devices: Sequence[DeviceSummary],
-) -> TraceUtilization | None:
-    """Compute the utilization, or return ``None`` if no FLOPs were counted.
+) -> tuple[Utilization | None, tuple[StepSummary, ...]]:
+    """Compute the utilization of a trace and of each step.
 
     Args:
         device: Device model.
@@ -88,9 +80,12 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
         trace_steps: Steps of the trace.
         steps: Summaries of the same steps.
         devices: Summaries of the devices.
+
+    Returns:
+        The utilization, or ``None`` if no FLOPs were counted, and the summaries of the steps with their utilization.
     """
     if not work.flops.any():
-        return None
+        return None, steps
     by_dtype: Counter[str | None] = Counter()
     is_work = work.call >= 0
     kind = work.calls.kind[work.call[is_work]]
@@ -115,7 +110,7 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     else:
         span_ns = sum(one.span_us for one in devices) * _NS_PER_US
         mfu = float(work.compute_ns.sum()) / span_ns if span_ns else math.nan
-    return TraceUtilization(
+    return (
         Utilization(
             device=device.name,
             flops=round(work.flops.sum()),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from profdeck_traces.base.progress import Progress
     from profdeck_traces.inputs.sources import TraceSource
     from profdeck_traces.writing.selection import Selection
+    from profdeck_traces.writing.slim import Written
 
 PERFETTO = (".pftrace", ".pftrace.gz")
 """File name suffixes of slim traces."""
@@ -71,22 +72,6 @@ class Merge:
     """Number of traces to read in parallel; 0: one per core."""
     with_path: bool = False
     """True to add the critical path of each trace."""
-
-
-@attrs.frozen(kw_only=True)
-class Written:
-    """Contents of the output file."""
-
-    events: int
-    device_events: int | None = None
-    """Number of device events in a slim trace; ``None`` for a JSON trace."""
-    size_bytes: int
-    problems: Sequence[str]
-    """Problems of the source traces."""
-    unread: int
-    """Number of source traces from which no event could be read."""
-    without_path: Sequence[str] = ()
-    """Reasons why requested critical paths are missing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -285,6 +270,7 @@ def _write_chrome(
 ) -> Written:
     from profdeck_traces.merge import MergeSource, merge_traces
     from profdeck_traces.writing.selection import Selection
+    from profdeck_traces.writing.slim import Written
 
     sources = [
         MergeSource(
@@ -324,7 +310,7 @@ def _write_slim(
     from profdeck_traces.writing.selection import Selection
     from profdeck_traces.writing.slim import LANES, SlimSource, write_slim
 
-    written = write_slim(
+    return write_slim(
         [
             SlimSource(
                 path=source.path,
@@ -342,12 +328,4 @@ def _write_slim(
         gzip=destination.name.endswith(".gz"),
         processes=processes,
         on_progress=on_progress,
-    )
-    return Written(
-        events=written.slices,
-        device_events=written.device_slices,
-        size_bytes=written.size_bytes,
-        problems=written.problems,
-        unread=written.unread,
-        without_path=written.without_path,
     )

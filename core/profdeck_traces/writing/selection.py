@@ -6,6 +6,8 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +85,9 @@ class Selection:
             matches = np.array([self._matches(name) for name in events.categories], dtype=np.bool_)[category]
             kept &= matches | (of_path & matches.any())
         if self.windows != (TimeWindow(),) * 3:
-            place = np.array([_place(name) for name in events.categories], dtype=np.int8)[category]
+            # Events without a category use their process name as the category.
+            uncategorized = {"", *events.process_names.values()}
+            place = np.array([_place(name, uncategorized) for name in events.categories], dtype=np.int8)[category]
             place[np.isin(phase, list(map(ord, _FLOW)))] = _ALL_ELSE
             stop = start + np.maximum(duration, 0)
             if self.work:
@@ -111,5 +115,5 @@ class Selection:
         return self.categories is None or not self.categories.isdisjoint(values)
 
 
-def _place(category: str) -> int:
-    return _ALL_ELSE if not category else _WORK if category in WORK_CATEGORIES else _HOST
+def _place(category: str, uncategorized: Collection[str]) -> int:
+    return _ALL_ELSE if category in uncategorized else _WORK if category in WORK_CATEGORIES else _HOST

@@ -52,20 +52,19 @@ class SlimSource:
     """True to add the critical path as a track, limited to the selection's window for host events."""
 
 
-@attrs.frozen
-class SlimTrace:
-    """Result of `write_slim`."""
+@attrs.frozen(kw_only=True)
+class Written:
+    """Contents of a new trace file."""
 
-    slices: int
-    """Number of events written."""
-    device_slices: int
-    """Number of written events that are device work."""
+    events: int
+    device_events: int | None = None
+    """Number of events that are device work; ``None`` for a JSON trace."""
     size_bytes: int
-    problems: tuple[str, ...]
-    """One message for each damaged source. The readable events of damaged sources are in the file."""
+    problems: Sequence[str]
+    """Problems of damaged sources, whose readable events are in the file."""
     unread: int = 0
     """Number of damaged sources that have no readable event."""
-    without_path: tuple[str, ...] = ()
+    without_path: Sequence[str] = ()
     """Reasons why requested critical paths are missing. Each reason is listed once."""
 
 
@@ -76,7 +75,7 @@ def write_slim(
     gzip: bool = True,
     processes: int = 1,
     on_progress: Progress | None = None,
-) -> SlimTrace:
+) -> Written:
     """Write the names, categories and times of complete events as slices of one Perfetto trace, without args.
 
     Args:
@@ -113,7 +112,14 @@ def write_slim(
     )
     unread = sum(part.events == 0 and part.problem is not None for part in written)
     without_path = tuple(dict.fromkeys(part.path_problem for part in written if part.path_problem))
-    return SlimTrace(slices, of_devices, size_bytes, problems, unread, without_path)
+    return Written(
+        events=slices,
+        device_events=of_devices,
+        size_bytes=size_bytes,
+        problems=problems,
+        unread=unread,
+        without_path=without_path,
+    )
 
 
 @attrs.frozen

@@ -354,3 +354,14 @@ def test_extent_has_a_duration_and_categories(stepped: Path) -> None:
     assert extent.begin_ns == 20_000
     assert extent.duration_s == pytest.approx(63.5e-6)
     assert extent.categories == ("cpu_op", "gpu_user_annotation", "user_annotation")
+
+
+def test_events_without_category_are_not_host_events(tmp_path: Path) -> None:
+    """Ascend writes no categories. The device runs the work of a step after the host window of the step."""
+    process = {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "Ascend Hardware"}}
+    operator = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 60, "dur": 1}
+    kernel = {"ph": "X", "name": "MatMul", "pid": 2, "tid": 1, "ts": 60, "dur": 1}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([process, operator, kernel]))
+    selection = Selection(begin_ns=0, end_ns=100_000, host=TimeWindow(0, 50_000))
+    assert selection.rows(read_events(path, args={"name": 0})).tolist() == [True, False, True]

@@ -34,7 +34,7 @@ def test_file_is_independent_of_the_number_of_processes(tmp_path: Path, zipped: 
     first_content, second_content = ((tmp_path / str(count)).read_bytes() for count in (1, 2))
     assert first_content == second_content
     assert written[0] == written[1]
-    assert (written[0].slices, written[0].size_bytes, written[0].problems) == (60, len(first_content), ())
+    assert (written[0].events, written[0].size_bytes, written[0].problems) == (60, len(first_content), ())
     data = gzip.decompress(first_content) if zipped else first_content
     assert data.index(b"trainer rank 0") < data.index(b"trainer rank 1") < data.index(b"trainer rank 2")
     assert b"aten::mm" not in data
@@ -43,9 +43,9 @@ def test_file_is_independent_of_the_number_of_processes(tmp_path: Path, zipped: 
 
 def test_window_and_categories_are_selected(tmp_path: Path) -> None:
     window = Selection(begin_ns=20_000, end_ns=50_000, categories=frozenset({"kernel"}))
-    assert write_slim([source(tmp_path, 0, window)], tmp_path / "window", gzip=False).slices == 3
+    assert write_slim([source(tmp_path, 0, window)], tmp_path / "window", gzip=False).events == 3
     operators = Selection(categories=frozenset({"cpu_op"}))
-    assert write_slim([source(tmp_path, 0, operators)], tmp_path / "operators", gzip=False).slices == 1
+    assert write_slim([source(tmp_path, 0, operators)], tmp_path / "operators", gzip=False).events == 1
     assert b"aten::mm" in (tmp_path / "operators").read_bytes()
 
 
