@@ -24,6 +24,7 @@ from profdeck.config.options import CommonOptions
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
+from profdeck.records.status import Status
 from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
@@ -318,6 +319,13 @@ class Recording:
         self._lease_request.release()
         abandon(capture, self._recorder, *reasons)
 
+    def abandon_started(self, reason: str) -> Operation[None]:
+        """End the capture without stopping the backend, which only a thread that has ended could stop."""
+        self._started -= {call.plugin for call in self._hooks.calls("profile_stop") if call.is_backend}
+        self.fail(reason)
+        yield from self._stop_listeners()
+        self._raise_interruption()
+
     def fail(self, reason: str) -> None:
         """Write the manifest of a capture whose thread does not respond. The caller must then terminate the process.
 
@@ -371,6 +379,7 @@ class Recording:
         self.end_watch()
         self._lease_request.release()
         self.capture.move_to(CaptureState.ENDED)
+        self.capture.status = Status.MISSING
         try:
             run_directory.remove_capture(self.capture)
         except OSError as error:

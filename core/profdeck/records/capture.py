@@ -81,7 +81,8 @@ class Owner:
     """The process and thread that started a capture. No other thread may step or stop it."""
 
     pid: int = attrs.field(factory=os.getpid)
-    thread: int = attrs.field(factory=threading.get_ident)
+    thread: threading.Thread = attrs.field(factory=threading.current_thread)
+    """Not the ID of the thread, which a later thread can reuse."""
 
 
 @attrs.define(eq=False, kw_only=True)
