@@ -115,8 +115,9 @@ class Capture:
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     """Function that returns a context manager for annotating a stage. The backend sets this function at start."""
     end_step: Callable[[], None] = attrs.field(default=_do_nothing)
-    """Function that ends the trace annotation of the current step before the next step starts. An engine process calls
-    it when the engine becomes idle. A backend may set this function at start."""
+    """Function that ends the trace annotation of the current step. It is called before the plugins run at the end of a
+    step, and in an engine process when the engine becomes idle. Repeated calls must have no effect. A backend may set
+    this function at start."""
     status: Status = Status.RECORDING
     """Status of the capture. After the capture has ended: complete, partial, missing or failed."""
     artifacts: tuple[Artifact, ...] = ()
