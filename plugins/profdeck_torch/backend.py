@@ -113,6 +113,11 @@ class TorchBackend(Backend[TorchOptions]):
         from profdeck_torch import cuda
         from profdeck_torch.recorder import TorchRecorder
 
+        if self._recorder is not None and not self._recorder.thread.is_alive():
+            raise CaptureError(
+                "The thread of an earlier capture ended during its recording, so torch can no longer record in this "
+                "process. Run all steps in one thread."
+            )
         if self._recorder is not None:
             raise CaptureError("This backend is already recording. Stop that capture first.")
         outputs: list[Output] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -50,6 +51,8 @@ class StepSource:
         """Optimizers that have stepped since the last call of `_end_steps`."""
         self._backward_passes = 0
         self._captures: dict[str, Capture] = {}
+        self._thread = threading.current_thread()
+        """Thread that started the current step."""
 
     @property
     def captures(self) -> list[Capture]:
@@ -152,12 +155,17 @@ class StepSource:
                 f"from now on, the steps of {name} are counted"
             )
             self.step += 1
-        else:
+        elif threading.current_thread() is self._thread:
             self.profiler.stop()
+        else:
+            self.profiler.close(
+                f"step {self.step} ran in another thread than the start of its recording; run all steps in one thread"
+            )
         self.step += 1
         self._start_step()
 
     def _start_step(self) -> None:
+        self._thread = threading.current_thread()
         self.profiler.start(self.step)
         if capture := self.profiler.active:
             self._captures[capture.id] = capture

@@ -67,7 +67,7 @@ class TorchRecorder:
         self._capture = capture
         self._cycles = CaptureCycles(capture, self._create_cycle, self._write, outputs)
         self._rivals = RivalWatch(other_profilers.START_FUNCTIONS, self._yield_to_rival)
-        self._thread = threading.get_ident()
+        self.thread = threading.current_thread()
         self._stopped = False
         self._latest_cycle: _Cycle | None = None
 
@@ -80,7 +80,7 @@ class TorchRecorder:
         """
         _recording_lock.acquire(self._capture)
         try:
-            self._thread = threading.get_ident()
+            self.thread = threading.current_thread()
             self._capture.annotate = _annotate
             self._capture.end_step = self._end_step
             with self._rivals.ours():
@@ -123,7 +123,7 @@ class TorchRecorder:
             f"Another torch profiler started in this process (thread {name}) and stopped this recording. "
             "Remove it, or capture different steps."
         )
-        if threading.get_ident() == self._thread:  # A thread can stop only its own profiler.
+        if threading.current_thread() is self.thread:  # A thread can stop only its own profiler.
             self._stop_cycles()
             _end_open_scopes()
         else:

@@ -330,3 +330,31 @@ def test_nsys_flags_require_a_number_of_captures(tmp_path: Path, config: str, me
     result = profdeck(tmp_path, "nsys-args", "c.yaml", "--set", "trainer.backend=torch", *options)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "reason"),
+    [
+        # The first step begins in the main thread, and the others begin in the thread of the previous step.
+        ("2..3", "missing", "Step 1 ran in another thread than the start of its recording; run all steps in one"),
+        ("4", "failed", "The thread that started the capture has ended. Run all steps in one thread."),
+    ],
+)
+def test_steps_in_new_threads_end_the_capture(tmp_path: Path, steps: str, status: str, reason: str) -> None:
+    """Only the thread that starts a torch recording can stop it."""
+    (tmp_path / "threads.py").write_text(
+        "import threading, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "def train():\n"
+        "    model(torch.ones(1, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "for _ in range(6):\n"
+        "    thread = threading.Thread(target=train)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    result = profdeck(tmp_path, "run", "--json", "--steps", steps, "threads.py")
+    assert result.returncode == 0, result.stderr
+    first, *_ = json.loads(result.stderr.splitlines()[-1])["captures"]
+    assert (first["status"], first["problems"][0][: len(reason)]) == (status, reason)

@@ -611,6 +611,19 @@ def test_mini_batches_reach_the_backend(build: Build) -> None:
     assert calls_of(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
 
 
+@pytest.mark.parametrize(
+    ("indexes", "noted"), [([0, 1, 2, 0, 1], []), ([4, 5, 0], []), ([3, 1, 0, 7], ["Mini-batch 1 was reported after"])]
+)
+def test_mini_batches_out_of_order_are_noted(
+    build: Build, tmp_path: Path, indexes: list[int], noted: list[str]
+) -> None:
+    with (profiler := build(steps=[1], **{"trainer.window": {"active": 1}})).capture(1):
+        for index in indexes:
+            profiler.step(index, "mini_batch")
+    (manifest,) = read_manifests(tmp_path).values()
+    assert [note[: len(start)] for note, start in zip(manifest["notes"], noted, strict=True)] == noted
+
+
 def test_repeated_start_and_stop_have_no_effect(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1])
     profiler.stop()

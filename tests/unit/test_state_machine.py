@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, strategies as st
 
 from profdeck.base.identity import Identity
 from profdeck.config.schedule import PlannedSteps, Schedule
 from profdeck.lifecycle.state_machine import (
+    Abandon,
     Action,
     Actions,
     Begin,
@@ -177,11 +180,28 @@ def test_close_from_another_thread_is_deferred_to_the_owner() -> None:
     callers = [owner]
     captures = create_machine("1..9", caller=lambda: callers[-1])
     perform_actions(captures, captures.start(1))
-    callers.append(Owner(owner.pid, owner.thread + 1))
+    callers.append(Owner(owner.pid, threading.Thread()))
     (note, _) = perform_actions(captures, captures.close("enough"))
     assert note == Note("stop from a thread that did not start the capture was deferred to the owner's next boundary.")
     callers.append(owner)
     assert perform_actions(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
+
+
+def test_capture_of_a_thread_that_has_ended_is_abandoned() -> None:
+    """A later thread can have the same ID as the thread that has ended."""
+    ended = threading.Thread()
+    callers = [Owner(thread=ended)]
+    captures = create_machine(1, 3, caller=lambda: callers[-1])
+    begin = next(captures.start(1))
+    assert isinstance(begin, Begin)
+    captures.began(attrs.evolve(create_capture(begin), owner=callers[0]))
+    callers.append(Owner())
+    stop = captures.stop()
+    abandon = next(stop)
+    assert abandon == Abandon("the thread that started the capture has ended. Run all steps in one thread")
+    captures.ended()
+    assert list(stop) == [EndStep()]
+    assert captures.is_idle
 
 
 def test_forked_child_drops_the_capture() -> None:

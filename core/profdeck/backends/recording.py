@@ -24,6 +24,7 @@ from profdeck.config.options import CommonOptions
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
+from profdeck.records.status import Status
 from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
@@ -91,6 +92,10 @@ class Recording:
         """Host counters at the start of the recording; None if another process does the recording."""
         self._limits = CaptureLimits(backend.options)
         self._ended = threading.Event()
+        self._mini_batch: int | None = None
+        """Index of the last reported mini-batch."""
+        self._is_ordered = True
+        """False if the mini-batches were not reported in order."""
         hooks.bind(capture, backend)
 
     @property
@@ -215,6 +220,7 @@ class Recording:
             yield from self.start()
             return
         self._end_step(step.unit)
+        self._check_order(step)
         self._limits.end_first_unit()
         for call in self._hooks.calls("profile_step"):
             if call.plugin not in self._started:
@@ -229,6 +235,17 @@ class Recording:
                 wrapper = call.failed_wrapper(error)
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
                 self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe_error(error)}", error)
+
+    def _check_order(self, step: Step) -> None:
+        """Add a note for the first mini-batch of a window whose index neither follows the previous index nor is 0."""
+        if step.unit is not Unit.MINI_BATCH or self.capture.window is None:
+            return
+        previous, self._mini_batch = self._mini_batch, step.index
+        if not self._is_ordered or previous is None or step.index in {0, previous + 1}:
+            return
+        self._is_ordered = False
+        text = f"Mini-batch {step.index} was reported after mini-batch {previous}. The window counts the reports."
+        self.capture.notes.append(f"{text} Report each mini-batch once, in order, counted from 0 in each global step.")
 
     def _end_step(self, unit: Unit) -> None:
         """End the annotation of the current step, so that it excludes the work of plugins. Ignore other units."""
@@ -318,6 +335,13 @@ class Recording:
         self._lease_request.release()
         abandon(capture, self._recorder, *reasons)
 
+    def abandon_started(self, reason: str) -> Operation[None]:
+        """End the capture without stopping the backend, which only a thread that has ended could stop."""
+        self._started -= {call.plugin for call in self._hooks.calls("profile_stop") if call.is_backend}
+        self.fail(reason)
+        yield from self._stop_listeners()
+        self._raise_interruption()
+
     def fail(self, reason: str) -> None:
         """Write the manifest of a capture whose thread does not respond. The caller must then terminate the process.
 
@@ -371,6 +395,7 @@ class Recording:
         self.end_watch()
         self._lease_request.release()
         self.capture.move_to(CaptureState.ENDED)
+        self.capture.status = Status.MISSING
         try:
             run_directory.remove_capture(self.capture)
         except OSError as error:

@@ -28,6 +28,7 @@ from profdeck.config.model import Config, OnError, RoleConfig
 from profdeck.config.schedule import OnDemandSteps
 from profdeck.lifecycle import exit_summary
 from profdeck.lifecycle.state_machine import (
+    Abandon,
     Action,
     Actions,
     Begin,
@@ -255,6 +256,8 @@ class Role:
                 self._end_step(action.problem)
             case Repeat(), _:
                 self._warn_of_repeated_step(action.step)
+            case Abandon(), Recording() as recording:
+                yield from self._abandon(recording, action.reason)
             case Forget(), _:
                 self._clear_recording()
 
@@ -343,6 +346,13 @@ class Role:
             raise CaptureError(f"Capture {capture.id} is {capture.status}: {problems}") from recording.cause
         else:
             logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
+
+    def _abandon(self, recording: Recording, reason: str) -> Operation[None]:
+        try:
+            yield from recording.abandon_started(reason)
+        finally:
+            self._end_recording(recording)
+        logger.warning("Capture %s is %s: %s", recording.capture.id, recording.capture.status, reason)
 
     def _end_recording(self, recording: Recording, *, removed: bool = False) -> None:
         capture = recording.capture
@@ -456,7 +466,7 @@ class Role:
         self.machine.pending = PendingEnd(reason)  # the capture ends at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
             return  # engine processes check the limits themselves, and calls to a busy engine must not be interrupted
-        if recording.capture.owner.thread == threading.main_thread().ident:
+        if recording.capture.owner.thread is threading.main_thread():
             shutdown.call_in_main_thread(lambda: self._end_expired(recording, reason))
 
     def _end_expired(self, recording: Recording, reason: str) -> None:

@@ -18,6 +18,7 @@ from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.records.capture import CaptureRecord, CaptureState, Owner, Step, Unit
 
 CLOSED = "the profiler was closed in mid-capture"
+_ENDED_THREAD = "the thread that started the capture has ended. Run all steps in one thread"
 _COLD = "it was restarted without warm-up"
 
 
@@ -89,7 +90,14 @@ class Forget:
     """Discard a capture that this process inherited through a fork. The parent process owns the capture."""
 
 
-Action: TypeAlias = Begin | Pass | End | Note | CheckRequests | EndStep | Repeat | Forget
+@attrs.frozen
+class Abandon:
+    """End the capture without stopping its recorder, because the thread that could stop it has ended."""
+
+    reason: str
+
+
+Action: TypeAlias = Begin | Pass | End | Note | CheckRequests | EndStep | Repeat | Forget | Abandon
 Actions: TypeAlias = Generator[Action, None, None]
 
 
@@ -199,7 +207,8 @@ class CaptureMachine:
         """End the capture. Defer the end if only another thread can end it, or if an operation is in progress."""
         if self.capture is None and not self.busy:
             return
-        self.pending = PendingEnd(reason, host_is_done)  # also ends a capture that is still starting
+        # Also ends a capture that is still starting. The first reason is the cause.
+        self.pending = self.pending or PendingEnd(reason, host_is_done)
         yield from self._guarded("stop", ())
 
     def enter_stage(self, name: str) -> Actions:
@@ -304,7 +313,10 @@ class CaptureMachine:
             self.armed, self.busy = None, False
             yield Forget()
             return
-        if owner is not None and owner.thread != caller.thread and self.thread_bound:
+        is_foreign = owner is not None and owner.thread is not caller.thread and self.thread_bound
+        if is_foreign and self.capture is not None and not self.capture.owner.thread.is_alive():
+            yield Abandon(_ENDED_THREAD)
+        elif is_foreign:
             result = "was deferred to the owner's next boundary" if self.pending else "was ignored"
             yield Note(f"{operation} from a thread that did not start the capture {result}.")
             return

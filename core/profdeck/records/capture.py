@@ -81,7 +81,8 @@ class Owner:
     """The process and thread that started a capture. No other thread may step or stop it."""
 
     pid: int = attrs.field(factory=os.getpid)
-    thread: int = attrs.field(factory=threading.get_ident)
+    thread: threading.Thread = attrs.field(factory=threading.current_thread)
+    """Not the ID of the thread, which a later thread can reuse."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -114,8 +115,9 @@ class Capture:
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     """Function that returns a context manager for annotating a stage. The backend sets this function at start."""
     end_step: Callable[[], None] = attrs.field(default=_do_nothing)
-    """Function that ends the trace annotation of the current step before the next step starts. An engine process calls
-    it when the engine becomes idle. A backend may set this function at start."""
+    """Function that ends the trace annotation of the current step. It is called before the plugins run at the end of a
+    step, and in an engine process when the engine becomes idle. Repeated calls must have no effect. A backend may set
+    this function at start."""
     status: Status = Status.RECORDING
     """Status of the capture. After the capture has ended: complete, partial, missing or failed."""
     artifacts: tuple[Artifact, ...] = ()
