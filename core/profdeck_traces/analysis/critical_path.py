@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profdeck_traces.account.contexts import mark_file_functions, mark_profiler_frames
-from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.owned_path import OwnedPath, RankWaits
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
 from profdeck_traces.account.table import owned_path
@@ -28,8 +28,12 @@ PATH_NAME, PATH_CATEGORY = "critical path", "critical_path"
 """Name of the critical-path track, and category of its events."""
 
 
-def critical_path(trace: Trace) -> OwnedPath:
+def critical_path(trace: Trace, waits: RankWaits | None = None) -> OwnedPath:
     """Return the critical path of a trace's steps, as used in its account.
+
+    Args:
+        trace: The trace.
+        waits: Waits for other ranks, which become segments of the path.
 
     Raises:
         TraceError: The trace has no account, or already contains its critical path.
@@ -50,7 +54,7 @@ def critical_path(trace: Trace) -> OwnedPath:
     path = owned_path(path_windows(trace, names, steps, step_names, classes), names)
     if not len(path):
         raise TraceError("The trace has no critical path because its steps have zero duration.")
-    return path
+    return path if waits is None else path.with_waits(waits, trace.base_ns)
 
 
 def captured_operators(source: TraceSource, trace: Trace, step_names: StepNames) -> GraphOperators | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from profdeck_traces.account.arrivals import Arrivals
 from profdeck_traces.account.causes import COMMUNICATION, SYNCHRONISATION
 from profdeck_traces.account.model import Account, CauseTime, OwnerKey
+from profdeck_traces.account.owned_path import RankWaits
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.reassignment import reassigned
 from profdeck_traces.account.table import COLLECTIVES_INCLUDE_WAITS
@@ -78,14 +79,29 @@ def assign_waits(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) 
         teams: Result of `profdeck_traces.analysis.clocks.match_teams` for the readings' collectives.
     """
     accounts = [reading.summary.account for reading in readings]
-    for team in teams:
-        of_team = [readings[place] for place in team.places]
-        if team.repeated is None and None not in {rank.rank for rank in team.ranks}:
-            waits = _TeamWaits(team, [reading.arrivals for reading in of_team])
-            for index, place in enumerate(team.places):
-                account = accounts[place]
-                accounts[place] = None if account is None else waits.account(index, account)
+    for team, waits in _waits_of(readings, teams):
+        waits.assign()
+        for index, place in enumerate(team.places):
+            account = accounts[place]
+            accounts[place] = None if account is None else waits.account(index, account)
     return accounts
+
+
+def waits_on_paths(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) -> list[RankWaits | None]:
+    """Return the waits for other ranks on each rank's critical path. The arguments are those of `assign_waits`."""
+    found: list[RankWaits | None] = [None] * len(readings)
+    for team, waits in _waits_of(readings, teams):
+        for index, place in enumerate(team.places):
+            found[place] = waits.on_path(index)
+    return found
+
+
+def _waits_of(
+    readings: Sequence[RankReading], teams: Sequence[MatchedTeam]
+) -> Iterator[tuple[MatchedTeam, _TeamWaits]]:
+    for team in teams:
+        if team.repeated is None and None not in {rank.rank for rank in team.ranks}:
+            yield team, _TeamWaits(team, [readings[place].arrivals for place in team.places])
 
 
 class _Paths:
@@ -184,8 +200,17 @@ class _TeamWaits:
         self._moved_ns: list[dict[OwnerKey, int]] = [{} for _ in arrivals]
         self._matched_ns = [0] * len(arrivals)
         self._incomplete_ns = [0] * len(arrivals)
+
+    def assign(self) -> None:
+        """Divide the waits on all paths among the owners of the awaited ranks."""
         for waits in self._first_waits():
             self._assign(waits)
+
+    def on_path(self, root: int) -> RankWaits:
+        """Return the waits on a rank's critical path."""
+        waits, offset_ns = self._waits_on_path(root), self._offset_ns[root]
+        numbers = np.array([rank.rank for rank in self._team.ranks], np.int64)
+        return RankWaits(waits.begin - offset_ns, waits.end - offset_ns, numbers[waits.rank])
 
     def _add_meetings(self, group: MatchedGroup) -> None:
         """Find the rank that arrived last at each collective of a process group."""
@@ -220,25 +245,27 @@ class _TeamWaits:
     def _first_waits(self) -> Iterator[_Waits]:
         """Yield the waits on the ranks' critical paths, in batches of limited size."""
         parts: list[_Waits] = []
-        for root, (arrivals, meetings, offset_ns) in enumerate(
-            zip(self._arrivals, self._meetings, self._offset_ns, strict=True)
-        ):
-            call, begin, end = arrivals.path_call, arrivals.path_begin + offset_ns, arrivals.path_end + offset_ns
-            self._matched_ns[root] = int((end - begin)[meetings.is_matched[call]].sum())
-            self._incomplete_ns[root] = int((end - begin)[meetings.is_incomplete[call]].sum())
-            until = np.minimum(end, meetings.last[call])
-            waits = np.flatnonzero(until > begin)
-            call, begin, until = call[waits], begin[waits], until[waits]
-            moved = np.zeros(len(arrivals.keys), np.int64)
-            np.add.at(moved, arrivals.call_key[call], until - begin)
-            self._moved_ns[root] = {arrivals.keys[key]: int(moved[key]) for key in np.flatnonzero(moved).tolist()}
-            margin_ns = np.minimum(meetings.last[call] - meetings.second[call], until - begin)
-            rank, of_rank = meetings.rank[call], meetings.call[call]
-            parts.append(_Waits(np.full(len(waits), root), rank, of_rank, begin, until, margin_ns))
+        for root, (arrivals, meetings) in enumerate(zip(self._arrivals, self._meetings, strict=True)):
+            call, time_ns = arrivals.path_call, arrivals.path_end - arrivals.path_begin
+            self._matched_ns[root] = int(time_ns[meetings.is_matched[call]].sum())
+            self._incomplete_ns[root] = int(time_ns[meetings.is_incomplete[call]].sum())
+            parts.append(self._waits_on_path(root))
             if sum(len(part.root) for part in parts) >= _MAX_SEGMENTS:
                 yield _joined(parts)
                 parts = []
         yield _joined(parts)
+
+    def _waits_on_path(self, root: int) -> _Waits:
+        arrivals, meetings, offset_ns = self._arrivals[root], self._meetings[root], self._offset_ns[root]
+        call, begin, end = arrivals.path_call, arrivals.path_begin + offset_ns, arrivals.path_end + offset_ns
+        until = np.minimum(end, meetings.last[call])
+        waits = np.flatnonzero(until > begin)
+        call, begin, until = call[waits], begin[waits], until[waits]
+        moved = np.zeros(len(arrivals.keys), np.int64)
+        np.add.at(moved, arrivals.call_key[call], until - begin)
+        self._moved_ns[root] = {arrivals.keys[key]: int(moved[key]) for key in np.flatnonzero(moved).tolist()}
+        margin_ns = np.minimum(meetings.last[call] - meetings.second[call], until - begin)
+        return _Waits(np.full(len(waits), root), meetings.rank[call], meetings.call[call], begin, until, margin_ns)
 
     def _assign(self, waits: _Waits) -> None:
         """Divide waits among the owners of the awaited ranks."""

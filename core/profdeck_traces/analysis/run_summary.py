@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import attrs
 
+from profdeck_traces.account.owned_path import RankWaits
 from profdeck_traces.analysis import cached_reading
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.clocks import match_teams
@@ -15,7 +16,7 @@ from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.pictures import reduced
 from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
-from profdeck_traces.analysis.rank_waits import assign_waits
+from profdeck_traces.analysis.rank_waits import assign_waits, waits_on_paths
 from profdeck_traces.analysis.role_waits import assign_role_waits
 from profdeck_traces.analysis.servers import servers_of
 from profdeck_traces.analysis.step_names import StepNames
@@ -65,17 +66,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         with_pictures=bool(buckets),
         cache=cache,
     )
-    found: dict[int, RankReading | TraceError] = {}
-    if cache is not None:
-        found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
-    left = [index for index in range(len(sources)) if index not in found]
-    if left:
-        to_read = [sources[index] for index in left]
-        sizes = [source.size_bytes for source in to_read]
-        read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
-        how.results.evict()
-        found |= dict(zip(left, read, strict=True))
-    in_order = [found[index] for index in range(len(sources))]
+    in_order = _readings(sources, how, processes, on_progress)
     readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
     teams = match_teams([reading.collectives for reading in readings])
     accounts = assign_role_waits(readings, assign_waits(readings, teams))
@@ -85,6 +76,45 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     ranks = _with_typical(summaries, buckets)
     summary = RunSummary(ranks=ranks, skew=tuple(map(skew_of_team, teams)), servers=servers_of(ranks))
     return summary, [error for error in in_order if isinstance(error, TraceError)]
+
+
+def rank_waits(
+    sources: Sequence[TraceSource],
+    *,
+    processes: int = 1,
+    cache: ResultCache | None = None,
+    on_progress: Progress | None = None,
+) -> list[RankWaits | None]:
+    """Return the waits for other ranks on the critical path of each trace, ``None`` if they are unknown.
+
+    The arguments are those of `summarise_run`.
+    """
+    how = _How(Classifier(), StepNames.load(), buckets=0, with_pictures=False, cache=cache)
+    in_order = _readings(sources, how, processes, on_progress)
+    places = [place for place, reading in enumerate(in_order) if not isinstance(reading, TraceError)]
+    readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
+    waits = waits_on_paths(readings, match_teams([reading.collectives for reading in readings]))
+    found: list[RankWaits | None] = [None] * len(sources)
+    for place, of_rank in zip(places, waits, strict=True):
+        found[place] = of_rank
+    return found
+
+
+def _readings(
+    sources: Sequence[TraceSource], how: _How, processes: int, on_progress: Progress | None
+) -> list[RankReading | TraceError]:
+    """Return the reading or the error of each trace."""
+    found: dict[int, RankReading | TraceError] = {}
+    if how.cache is not None:
+        found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
+    left = [index for index in range(len(sources)) if index not in found]
+    if left:
+        to_read = [sources[index] for index in left]
+        sizes = [source.size_bytes for source in to_read]
+        read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
+        how.results.evict()
+        found |= dict(zip(left, read, strict=True))
+    return [found[index] for index in range(len(sources))]
 
 
 @attrs.frozen

@@ -16,6 +16,7 @@ from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, terminal, trace_range
 
 if TYPE_CHECKING:
+    from profdeck_traces.account.owned_path import RankWaits
     from profdeck_traces.analysis.clock_alignment import Alignment, Shifts
     from profdeck_traces.base.progress import Progress
     from profdeck_traces.inputs.sources import TraceSource
@@ -95,8 +96,8 @@ class Merged:
         return f"{traces}{exception}, {plural(written.events, 'event')}, {terminal.size(written.size_bytes)}"
 
 
-_Aligned = tuple["TraceSource", int, "Selection | None"]
-"""A source trace, its clock shift in nanoseconds, and the events to keep (``None`` for all)."""
+_Aligned = tuple["TraceSource", int, "Selection | None", "RankWaits | None"]
+"""A source trace, its clock shift in nanoseconds, the events to keep (``None`` for all), and its waits for ranks."""
 
 
 def with_operators(merge: Merge) -> Merge:
@@ -127,7 +128,8 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
     shifts = _shifts(sources, alignment, processes)
     if len(shifts.unknown) == len(sources):
         alignment = Alignment.NONE  # no trace has clock data
-    aligned = list(zip(sources, shifts.shift_ns, _selections(sources, merge.part), strict=True))
+    waits = _waits(sources, processes) if merge.with_path and len(sources) > 1 else [None] * len(sources)
+    aligned = list(zip(sources, shifts.shift_ns, _selections(sources, merge.part), waits, strict=True))
     with terminal.show_progress("Merging the traces") as on_progress, trace_range.write_errors(destination):
         write = _write_slim if is_slim else _write_chrome
         written = write(aligned, destination, processes, on_progress, with_path=merge.with_path)
@@ -207,6 +209,15 @@ def _shifts(sources: Sequence[TraceSource], alignment: Alignment, processes: int
     return shifts
 
 
+def _waits(sources: Sequence[TraceSource], processes: int) -> Sequence[RankWaits | None]:
+    """Return the waits for other ranks on the critical path of each trace. Cached results are used, if any."""
+    from profdeck_traces.analysis.run_summary import rank_waits
+    from profdeck_traces.base.result_cache import ResultCache
+
+    with terminal.show_progress("Comparing the ranks") as on_progress:
+        return rank_waits(sources, processes=processes, cache=ResultCache.of_user(), on_progress=on_progress)
+
+
 def _selections(sources: Sequence[TraceSource], part: trace_range.TracePart) -> list[Selection | None]:
     if part.is_all:
         return [None] * len(sources)
@@ -280,8 +291,9 @@ def _write_chrome(
             shift_ns,
             selection,
             (selection or Selection()).host_bounds if with_path else None,
+            waits,
         )
-        for number, (source, shift_ns, selection) in enumerate(aligned)
+        for number, (source, shift_ns, selection, waits) in enumerate(aligned)
     ]
     unread: list[MergeSource] = []
     without_path: list[str] = []
@@ -321,8 +333,9 @@ def _write_slim(
                     selection or Selection(), categories=(selection and selection.categories) or LANES
                 ),
                 with_path=with_path,
+                waits=waits,
             )
-            for number, (source, shift_ns, selection) in enumerate(aligned)
+            for number, (source, shift_ns, selection, waits) in enumerate(aligned)
         ],
         destination,
         gzip=destination.name.endswith(".gz"),

@@ -127,7 +127,7 @@ def _write_path(task: SegmentTask, deflater: Deflater, separator: bytes) -> tupl
     if source.path_window is None:
         return 0, None
     try:
-        path = critical_path(read_trace(source.file, is_step=StepNames.load().is_step))
+        path = critical_path(read_trace(source.file, is_step=StepNames.load().is_step), source.waits)
     except TraceError as error:
         return 0, str(error)
     path = path.overlapping(*source.path_window)

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.owned_path import RankWaits
 from profdeck_traces.inputs.artifact_kinds import chrome_trace
 from profdeck_traces.reading.events import Events
 
@@ -37,6 +38,8 @@ class MergeSource:
     path_window: tuple[int | None, int | None] | None = None
     """Add the part of the critical path that overlaps this window as a thread. The bounds are nanoseconds on the clock
     of the trace; a bound of ``None`` means unbounded. ``None`` adds nothing."""
+    waits: RankWaits | None = None
+    """Waits for other ranks, which become events of that thread."""
 
     @property
     def file(self) -> Path:

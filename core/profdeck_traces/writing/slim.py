@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from profdeck_traces.account.owned_path import RankWaits
 from profdeck_traces.analysis.critical_path import critical_path
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.base.errors import TraceError
@@ -50,6 +51,8 @@ class SlimSource:
     """Which of its complete events are in."""
     with_path: bool = False
     """True to add the critical path as a track, limited to the selection's window for host events."""
+    waits: RankWaits | None = None
+    """Waits for other ranks, which become slices of that track."""
 
 
 @attrs.frozen(kw_only=True)
@@ -171,7 +174,7 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
         path_problem = None
         if source.with_path and len(events):
             try:
-                path = critical_path(trace).overlapping(*source.selection.host_bounds)
+                path = critical_path(trace, source.waits).overlapping(*source.selection.host_bounds)
                 for data in encode_path(about, path):
                     out.write(deflater.compress(data) if task.gzip else data)
             except TraceError as error:

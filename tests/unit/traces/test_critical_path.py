@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ import attrs
 import pytest
 from planted_owners import planted
 from real_traces import each
+from simulated_ranks import NOISE_NS, simulate, write
 
 from gpu_job import GpuJob
 from profdeck_traces.analysis.critical_path import PATH_CATEGORY, critical_path
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.cli.merging import Merge, write_merged
+from profdeck_traces.cli.trace_range import TracePart
 from profdeck_traces.merge import MergeSource, merge_traces
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.writing.selection import Selection
@@ -127,6 +131,53 @@ def test_merged_traces_have_a_path_for_each_rank(tmp_path: Path, processes: int)
     of_ranks = {names[event["pid"]].partition(":")[0] for event in added}
     assert of_ranks == {"rank 0", "rank 1"}
     assert {event["args"]["name"] for event in added if event["name"] == "thread_name"} == {"critical path"}
+
+
+def merge_job(source: Path, destination: Path) -> Path:
+    """Merge a trace or a directory of traces with their critical paths, and return the new file."""
+    part = TracePart.from_options(None, None, None, None)
+    merge = Merge(paths=[source], align=None, roles=None, ranks=None, part=part, processes=1, with_path=True)
+    write_merged(merge, destination)
+    return destination
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_merged_paths_show_the_waits_for_other_ranks(tmp_path: Path, ranks: int) -> None:
+    simulated = simulate(5, ranks=ranks)
+    directory = write(simulated, tmp_path / "job")
+    expected = sorted(
+        (f"wait for rank {item.last}", (item.arrived - item.begin) / 1000)
+        for work in simulated.work
+        for item in work
+        if item.group and item.arrived - item.begin > NOISE_NS
+    )
+    paths = path_events(merge_job(directory, tmp_path / "merged.json"))
+    waits = sorted((event["name"], event["dur"]) for event in paths if event["name"].startswith("wait for rank"))
+    assert [name for name, _ in waits] == [name for name, _ in expected]
+    assert [duration for _, duration in waits] == pytest.approx([duration for _, duration in expected], abs=1)
+    for rank in range(ranks):
+        alone = path_events(merge_job(directory / f"rank{rank}.trace.json", tmp_path / f"rank{rank}.json"))
+        assert not any(event["name"].startswith("wait for rank") for event in alone)
+        of_rank = [event for event in paths if event["pid"] == paths_pid(paths, alone)]
+        assert covered(of_rank) == covered(alone)
+    slim = merge_job(directory, tmp_path / "merged.pftrace").read_bytes()
+    assert all(name.encode() in slim for name, _ in expected)
+
+
+def paths_pid(paths: list[dict[str, Any]], alone: list[dict[str, Any]]) -> Any:
+    """Return the process whose path has the same start and end as the path of a rank merged alone."""
+    bounds = alone[0]["ts"], alone[-1]["ts"] + alone[-1]["dur"]
+    ends = {event["pid"]: event["ts"] + event["dur"] for event in paths}
+    starts = {event["pid"]: event["ts"] for event in reversed(paths)}
+    (pid,) = (pid for pid in ends if (starts[pid], ends[pid]) == pytest.approx(bounds))
+    return pid
+
+
+def covered(events: list[dict[str, Any]]) -> tuple[int, int]:
+    """Return the number of nanoseconds of a path, after a check that its events do not overlap, and its start."""
+    times = [(round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)) for event in events]
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
+    return sum(end - begin for begin, end in times), times[0][0]
 
 
 def test_reasons_for_a_missing_path_are_listed_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from real_traces import named
 
+from profdeck_traces.account import windows
 from profdeck_traces.analysis.critical_path import critical_path
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.attribution.model import AttributedTime
@@ -123,6 +124,27 @@ def test_the_path_track_has_the_operators_of_the_capture(tmp_path: Path) -> None
     assert {owner.name: owner.operator for owner in owners if owner.kind == "kernel"} == {
         "gemm": "aten::addmm",
         "norm": "aten::layer_norm",
+    }
+
+
+def test_windows_of_a_large_trace_have_the_operators_of_the_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = graph_launches(*[("gemm", "norm")] * 20)
+    events += [
+        complete("user_annotation", f"ProfilerStep#{step}", 1000 * step, 1000 * step + 900) for step in range(20)
+    ]
+    trace = write(tmp_path / "a.trace.json", events)
+    captures = write(tmp_path / "graphs.json", capture(LINEAR, NORM))
+    whole = summary(trace, captures).account
+    monkeypatch.setattr(windows, "MAX_WHOLE_EVENTS", 20)
+    monkeypatch.setattr(windows, "MAX_EVENTS", 20)
+    divided = summary(trace, captures).account
+    assert whole is not None
+    assert divided is not None
+    assert "windows" in " ".join(divided.notes)
+    assert {owner.key: owner.time_us for owner in divided.owners} == {
+        owner.key: owner.time_us for owner in whole.owners
     }
 
 
