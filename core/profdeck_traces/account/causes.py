@@ -236,10 +236,12 @@ class PathCauses:
         """
         recording, threads, events = window.recording, window.recording.threads, self._names.events
         tracks = np.unique(threads.other_runs.track).tolist()
-        path, used = recording.path, np.flatnonzero(window.is_used)
+        path = recording.path
         own = np.flatnonzero(np.isin(path.kind, (OwnerKind.PYTHON, OwnerKind.BETWEEN)))
-        if not tracks or not len(own) or not len(used):
+        if not tracks or not len(own):
             return []
+        parts = zip(recording.parts(), window.is_used.tolist(), strict=True)
+        used = [index for index, ((_, _, part), is_used) in enumerate(parts) if is_used and len(part)]
         segment = np.concatenate([np.arange(threads.first[track], threads.last[track]) for track in tracks])
         segment = segment[threads.state[segment] == State.FRAME]
         row = window.rows_of_trace(threads.row[segment])
@@ -255,7 +257,7 @@ class PathCauses:
         step = recording.borders.times.searchsorted(threads.begin[segment], side="right") - 1
         code = np.full(len(row), _code(CONTENTION), np.uint8)
         rows = []
-        for number, index in enumerate(used.tolist(), len(self._step_ns)):
+        for number, index in enumerate(used, len(self._step_ns)):
             of_step = np.flatnonzero((step == index) & (overlap > 0))
             rows.append(_StepRows(number, code[of_step], row[of_step], overlap[of_step].astype(np.int64)))
         return rows

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,25 @@ from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.trace import Trace
 
-_FEWEST_STEPS = 4
-_MIN_COMPARED, _MIN_ALIKE = 0.75, 0.95
-"""Minimum share of a step's kernel time: in kernels that run in most steps, and in kernels with the same change."""
-_ALIKE, _FEWEST_NAMES = 0.05, 3
+_FEWEST_STEPS, _FAST = 4, 0.25
+_MIN_COMPARED, _NOISE = 0.75, 0.05
+"""Minimum share of a step's kernel time in kernels that run in most steps, and maximum noise of durations."""
+
+
+class Similarity(NamedTuple):
+    """Evidence that kernels process inputs of the same size, although their durations change."""
+
+    tolerance: float
+    """Maximum deviation from the common factor by which durations change, as a fraction of the change. Deviations of
+    0.05 are always tolerated."""
+    min_share: float
+    """Minimum share of the time in kernels within the tolerance."""
+    fewest_names: int
+    """Minimum number of different kernels."""
+
+
+WITH_GRIDS, WITHOUT_GRIDS = Similarity(0.5, 0.5, 1), Similarity(0.0, 0.95, 3)
+"""The duration of a kernel can depend on more than its grid. For example, attention reads the entire KV cache."""
 
 
 def block_counts(trace: Trace, kernels: Columns) -> Int:
@@ -49,12 +66,10 @@ def _product(grid: str) -> int:
 
 
 def slowdowns(steps: TraceSteps, kernels: Columns, blocks: Int) -> dict[int, float]:
-    """Return how much longer the kernels of each step take than in the median step, by step.
+    """Return how much longer the kernels of each step take than in the fastest quarter of the steps, by step.
 
-    Only kernels with the same name and grid are compared. Steps in which less than 75 % of the time can be compared are
-    omitted. If the grids are unknown, different kernels with the same name can process inputs of different sizes. A
-    step is then omitted unless at least 95 % of its time is in three or more kernels whose durations change by the same
-    factor.
+    Only kernels with the same name and grid are compared. Steps in which less than 75 % of the time can be compared, or
+    in which the durations change too differently, are omitted; see `Similarity`.
 
     Args:
         steps: Steps of the trace.
@@ -80,22 +95,35 @@ def slowdowns(steps: TraceSteps, kernels: Columns, blocks: Int) -> dict[int, flo
     np.add.at(sums_ns, (row, step[used]), time_ns[used])
     np.add.at(counts, (row, step[used]), 1)
     mean_ns = np.divide(sums_ns, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
-    ratios = mean_ns / np.nanmedian(mean_ns, axis=1, keepdims=True)
+    ratios = mean_ns / np.nanquantile(mean_ns, _FAST, axis=1, keepdims=True)
     totals_ns = np.bincount(step, weights=time_ns)
-    min_alike = 0.0 if (blocks >= 0).all() else _MIN_ALIKE
-    factors = (_common_factor(ratios[:, at], sums_ns[:, at], totals_ns[at], min_alike) for at in range(len(rows)))
+    similarity = WITH_GRIDS if (blocks >= 0).all() else WITHOUT_GRIDS
+    factors = (_common_factor(ratios[:, at], sums_ns[:, at], totals_ns[at], similarity) for at in range(len(rows)))
     return {row: factor for row, factor in zip(rows.tolist(), factors, strict=True) if factor is not None}
 
 
 def _common_factor(
-    ratio: NDArray[np.float64], time_ns: NDArray[np.float64], total_ns: float, min_alike: float
+    ratio: NDArray[np.float64], time_ns: NDArray[np.float64], total_ns: float, similarity: Similarity
 ) -> float | None:
     """Return the factor by which the kernels of a step take longer, or ``None`` if they cannot be compared."""
     used = time_ns > 0
-    compared_ns, ratio = time_ns[used], ratio[used]
-    if compared_ns.sum() < _MIN_COMPARED * total_ns:
+    if time_ns.sum() < _MIN_COMPARED * total_ns:
         return None
-    factor = float(compared_ns.sum() / (compared_ns / ratio).sum())
-    is_alike = np.abs(ratio / factor - 1) < _ALIKE
-    is_known = min_alike == 0 or len(ratio) >= _FEWEST_NAMES
-    return factor if is_known and compared_ns[is_alike].sum() >= min_alike * total_ns else None
+    return common_factor(ratio[used].tolist(), time_ns[used].tolist(), similarity)
+
+
+def common_factor(ratios: Sequence[float], times: Sequence[float], similarity: Similarity) -> float | None:
+    """Return the common factor of the changes in duration, or ``None`` if the changes differ too much.
+
+    Args:
+        ratios: Duration of each kernel, relative to its usual duration.
+        times: Total time of each kernel.
+        similarity: How similar the changes must be.
+    """
+    if not ratios:
+        return None
+    factor = sum(times) / sum(time / ratio for time, ratio in zip(times, ratios, strict=True))
+    tolerance = _NOISE + similarity.tolerance * abs(factor - 1)
+    alike = sum(time for time, ratio in zip(times, ratios, strict=True) if abs(ratio - factor) < tolerance)
+    is_known = len(ratios) >= similarity.fewest_names and alike >= similarity.min_share * sum(times)
+    return factor if is_known else None

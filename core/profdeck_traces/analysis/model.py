@@ -195,8 +195,8 @@ class StepSummary:
     details: BatchDetails | None = None
     """``None`` if the iteration's name contains no details."""
     slowdown: float | None = None
-    """How much longer kernels take than the same kernels in the median step, as a factor. ``None`` if the kernels of
-    the step cannot be compared, for example because the sizes of their inputs may differ."""
+    """How much longer kernels take than the same kernels in the fastest quarter of the steps, as a factor. ``None`` if
+    they cannot be compared, for example because the sizes of their inputs may differ."""
 
 
 @attrs.frozen(kw_only=True)

@@ -79,12 +79,11 @@ def slow_device(view: RankView) -> Iterator[RankFinding | NotJudged]:
         reason = few if len(view.steps) < 2 * _FEWEST_STEPS else "the sizes of kernels differ or were not recorded"
         yield NotJudged(THROTTLING, reason if view.rank.devices else "no device work was recorded")
         return
-    fast = statistics.fmean(sorted(factors)[: max(1, len(factors) // 4)])
-    is_slow = [factor > _LONGER * fast for factor in factors]
+    is_slow = [factor > _LONGER for factor in factors]
     if not any(first and second for first, second in itertools.pairwise(is_slow)):
         return
     saved_us = sum(
-        sum(of.compute_us for of in step.devices) / view.device_count * max(0.0, 1 - fast / factor)
+        sum(of.compute_us for of in step.devices) / view.device_count * max(0.0, 1 - 1 / factor)
         for step, factor in zip(steps, factors, strict=True)
     )
     slowest = max(steps, key=lambda step: step.slowdown or 1.0)
@@ -94,7 +93,7 @@ def slow_device(view: RankView) -> Iterator[RankFinding | NotJudged]:
         view,
         THROTTLING,
         f"In {sum(is_slow)} of {len(steps)} steps{since}, the device is slower: the same kernels take up to "
-        f"{max(factors) / fast:.2f} times as long",
+        f"{max(factors):.2f} times as long",
         "check clocks, power, temperature and other processes of the device: `nvidia-smi -q -d CLOCK,PERFORMANCE`",
         gain_us=saved_us / len(steps),
         evidence=view.evidence(slowest),

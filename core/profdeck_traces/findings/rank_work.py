@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
+from profdeck_traces.analysis.device_speed import WITH_GRIDS, WITHOUT_GRIDS, common_factor
 from profdeck_traces.analysis.model import KernelSummary
 from profdeck_traces.findings.rank_view import RankView
-
-_ALIKE, _MIN_ALIKE, _FEWEST_NAMES = 0.05, 0.95, 3
-"""The sizes of inputs are assumed equal if this share of the time of at least three kernels changes by the same factor,
-within 5 %."""
 
 
 class WorkRatio(NamedTuple):
@@ -57,14 +54,10 @@ def _kernel_work_ratio(slow: RankView, others: Sequence[RankView]) -> float | No
         size = kernel.mean_blocks / blocks if kernel.mean_blocks and blocks else 1.0
         usual_us += count * mean_us
         expected_us += kernel.count * mean_us * size
-        speeds.append((kernel.mean_us / mean_us, kernel.total_us))
-    total_us = sum(time_us for _, time_us in speeds)
-    if not usual_us or not total_us:
-        return None
-    factor = total_us / sum(time_us / speed for speed, time_us in speeds)
-    alike_us = sum(time_us for speed, time_us in speeds if abs(speed / factor - 1) < _ALIKE)
-    is_alike = len(speeds) >= _FEWEST_NAMES and alike_us >= _MIN_ALIKE * total_us
-    return expected_us / usual_us if has_blocks or is_alike else None
+        speeds.append((kernel.mean_us / (mean_us * size), kernel.total_us))
+    similarity = WITH_GRIDS if has_blocks else WITHOUT_GRIDS
+    factor = common_factor([speed for speed, _ in speeds], [time_us for _, time_us in speeds], similarity)
+    return None if factor is None or not usual_us else expected_us / usual_us
 
 
 def _kernels(view: RankView) -> list[KernelSummary]:

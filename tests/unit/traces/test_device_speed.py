@@ -100,6 +100,12 @@ def test_longer_inputs_are_not_throttling(tmp_path: Path) -> None:
     assert state_of(run, "throttling") == ("not_judged", "the sizes of kernels differ or were not recorded")
 
 
+def test_longer_contexts_are_not_throttling(tmp_path: Path) -> None:
+    """Attention takes longer in each step, although its grid is the same, because it reads more of the KV cache."""
+    run = read(write(tmp_path / "trace.json", lambda step, name: 1 + 0.1 * step * (name == "gelu"), lambda *_: 64))
+    assert state_of(run, "throttling")[0] != "found"
+
+
 def test_single_slow_step_is_not_throttling(tmp_path: Path) -> None:
     run = read(write(tmp_path / "trace.json", lambda step, _: 1.4 if step == 6 else 1.0, lambda *_: 64))
     assert state_of(run, "throttling") == ("clear", None)
