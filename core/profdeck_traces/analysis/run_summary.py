@@ -89,7 +89,7 @@ def rank_waits(
 
     The arguments are those of `summarise_run`.
     """
-    how = _How(Classifier(), StepNames.load(), buckets=0, with_pictures=False, cache=cache)
+    how = _How(Classifier(), StepNames.load(), with_pictures=False, cache=cache)
     in_order = _readings(sources, how, processes, on_progress)
     places = [place for place, reading in enumerate(in_order) if not isinstance(reading, TraceError)]
     readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
