@@ -5,10 +5,10 @@ Pictures are encoded separately, because only reports need them.
 
 from __future__ import annotations
 
-import functools
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -30,6 +30,7 @@ from profdeck_traces.inputs.sources import TraceSource
 
 # isal's stubs declare the class as an instance.
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
+_T = TypeVar("_T")
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
 _VERSION = 4
@@ -80,12 +81,8 @@ class _Kept(msgspec.Struct):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-@functools.cache
-def _decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder. Creating it resolves the type hints of all classes, which takes 15 ms."""
-    return msgspec.msgpack.Decoder(type_)
+_decode = msgspec.msgpack.Decoder(_Kept).decode
+_decode_pictures = msgspec.msgpack.Decoder(tuple[Timeline, ...]).decode
 
 
 def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
@@ -156,7 +153,7 @@ def _deflated(value: Any) -> bytes | None:
         return None
 
 
-def _inflated(content: bytes, type_: Any) -> Any:
+def _inflated(content: bytes, decode: Callable[[bytes], _T]) -> _T:
     """Decode the result of `_deflated`.
 
     Raises:
@@ -167,7 +164,7 @@ def _inflated(content: bytes, type_: Any) -> Any:
         data = inflater.decompress(content, _MAX_BYTES)
         if not inflater.eof:
             raise ValueError("truncated, or too large")
-        return _decoder(type_).decode(data)
+        return decode(data)
     except (_InflateError, msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from error
 
@@ -185,10 +182,10 @@ def from_bytes(content: bytes, source: TraceSource, pictures: bytes | None = Non
     Raises:
         ValueError: The content is not an encoded reading.
     """
-    kept: _Kept = _inflated(content, _Kept)
+    kept = _inflated(content, _decode)
     summary, calls = kept.summary, kept.calls
     if pictures is not None:
-        summary = attrs.evolve(summary, timelines=_inflated(pictures, tuple[Timeline, ...]))
+        summary = attrs.evolve(summary, timelines=_inflated(pictures, _decode_pictures))
     name, group, start_ns, end_ns = (np.frombuffer(data, dtype=_INTEGER) for data in calls.arrays)
     step = None if calls.step is None else np.frombuffer(calls.step, dtype=_INTEGER)
     if not len(name) == len(group) == len(start_ns) == len(end_ns) or (step is not None and len(step) != len(name)):
