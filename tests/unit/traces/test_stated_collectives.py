@@ -14,6 +14,7 @@ from profdeck_traces.analysis.collective_skew import skew_of_team
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.summary import read_summary
+from profdeck_traces.inputs.sources import TraceSource
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -40,7 +41,7 @@ def read(tmp_path: Path, events: list[dict[str, Any]], *, rank: int = 0, **layou
 
 
 def read_file(path: Path) -> Collectives:
-    return read_summary(path, classifier=Classifier(), step_names=StepNames([])).collectives
+    return read_summary(TraceSource(path), classifier=Classifier(), step_names=StepNames([])).collectives
 
 
 def calls(collectives: Collectives) -> list[tuple[int, str, str]]:
