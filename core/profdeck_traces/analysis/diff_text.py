@@ -103,12 +103,18 @@ def _why(role: RoleDiff, main: Change) -> str:
     total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
     stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
     names = _most_of(stages, total_us)
+    remainder = _remainder
     owners: list[tuple[str, float]] = []
     largest: list[tuple[str, float]] = []
     step_us = total_us
     if account is not None and account.step_delta_ns * total_us > 0:
         step_us = account.step_delta_ns / _NS_PER_US
+        # The account explains each change, so what the named owners leave belongs to other owners.
+        remainder = _other_owners
         owners = _most_of(_owners(account), step_us)
+        located = _most_of(_owners_by_function(account), step_us)
+        if located and (not owners or abs(located[0][1]) > (1 + _LEAST_PART) * abs(owners[0][1])):
+            owners = located
         largest = [change for change in _owners_by_line(account) if abs(change[1]) > _LEAST_PART * abs(step_us)]
         names += owners
         if not names and any(label not in _UNNAMED for label, _ in largest):
@@ -120,7 +126,7 @@ def _why(role: RoleDiff, main: Change) -> str:
             names += _most_of([(label(change.name), change.impact_us) for change in changes], total_us)
     if names:
         explained_us = max((time_us for _, time_us in names), key=abs)
-        return f"most of it: {_listed(names)}{_remainder(total_us - explained_us, total_us)}"
+        return f"most of it: {_listed(names)}{remainder(total_us - explained_us, total_us)}"
     if largest:
         return _largest_owners(largest, step_us)
     names = [
@@ -141,6 +147,15 @@ def _owners(account: AccountDiff) -> list[tuple[str, float]]:
         if (name := name_of_owner(owner)) is not None:
             label = name if owner.rank is None else f"{owner.title} {name}"
             changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
+    return list(changes.items())
+
+
+def _owners_by_function(account: AccountDiff) -> list[tuple[str, float]]:
+    """Return changes by function of the user, in microseconds per step. Waits for ranks are excluded."""
+    changes: dict[str, float] = {}
+    for owner in account.owners:
+        if owner.line is not None and owner.rank is None:
+            changes[owner.line] = changes.get(owner.line, 0.0) + owner.delta_ns / _NS_PER_US
     return list(changes.items())
 
 
@@ -187,6 +202,10 @@ def _is_most(part_us: float, total_us: float) -> bool:
 
 def _listed(names: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {time_us / 1000:+,.3f} ms" for name, time_us in names)
+
+
+def _other_owners(rest_us: float, total_us: float) -> str:
+    return f"; other owners: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
 
 
 def _remainder(rest_us: float, total_us: float) -> str:

@@ -162,7 +162,21 @@ def test_reason_sums_the_events_of_a_line(ranks: int) -> None:
         attrs.evolve(template, name=f"aten::op{number}", line="train.py(9): update", time_us=1_000.0)
         for number in range(10)
     ]
-    assert changed_steps(copies, ranks).endswith("; most of it: operator in train.py(9): update +10.000 ms.")
+    assert changed_steps(copies, ranks).endswith("; most of it: train.py(9): update +10.000 ms.")
+
+
+def test_reason_names_a_function_rather_than_the_largest_of_its_events() -> None:
+    template = account_of({"aten::copy_": 1_000_000}, steps=1).owners[0]
+    line = "train.py(9): update"
+    owners = [
+        attrs.evolve(template, kind="python", name="<built-in method findall>", line=line, time_us=6_000.0),
+        attrs.evolve(template, kind="python", name=line, line=line, time_us=3_500.0),
+        attrs.evolve(template, name="aten::mm", line="train.py(20): main", time_us=500.0),
+    ]
+    assert changed_steps(owners, 1).endswith("; most of it: train.py(9): update +9.500 ms.")
+    owners[1] = attrs.evolve(owners[1], line="train.py(20): main")
+    expected = "; most of it: <built-in method findall> in train.py(9): update +6.000 ms; other owners: +4.000 ms."
+    assert changed_steps(owners, 1).endswith(expected)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

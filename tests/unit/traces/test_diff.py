@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from invented_summaries import DECODE, PREFILL, STEP, deviation, kernel, per_step, run, trace
 
 from profdeck_traces.analysis.contributions import bursts_of
@@ -414,6 +414,7 @@ def test_drift_that_continues_from_one_run_to_the_next_is_inconclusive(slope: fl
     assert role.regressions(0.05) == ()
 
 
+@example(before=[50.0, 50.0, 50.0], after=[51.0, 52.0, 66.0])
 @given(st.lists(st.floats(50, 150), min_size=1, max_size=12), st.lists(st.floats(50, 150), min_size=1, max_size=12))
 def test_exchanged_runs_have_the_opposite_verdict(before: list[float], after: list[float]) -> None:
     opposite = {"slower": "faster", "faster": "slower", "same": "same", "inconclusive": "inconclusive"}
