@@ -100,6 +100,6 @@ def test_merged_trace_shows_a_request_on_both_workers(
 
 def batch(event: dict[str, Any]) -> tuple[int, int]:
     """Return the numbers of prompt tokens and generated tokens of an iteration."""
-    found = re.fullmatch(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)", event["name"])
+    found = re.fullmatch(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)(?:_waiting_\d+_kv_\d+)?", event["name"])
     assert found is not None
     return int(found[1]), int(found[2])

@@ -26,7 +26,7 @@ def test_idle_worker_is_not_patched(job: Any) -> None:
 
 def test_iterations_have_vllms_names(job: Any) -> None:
     for ours, theirs in job.results["names"]:
-        assert ours == theirs
+        assert [name.partition("_waiting_")[0] for name in ours] == theirs
         assert len(ours) > 10
 
 
