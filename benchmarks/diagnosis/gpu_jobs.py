@@ -41,7 +41,7 @@ class GpuJob:
     places: tuple[str, ...] = ()
     """Accepted places. A diagnosis has the correct place if its text contains one of them."""
     is_even: bool = False
-    """True if all ranks share the additional work that one rank would have."""
+    """True if the additional work of the selected ranks is divided evenly among all ranks."""
     hooks: dict[str, list[Hook]] = attrs.field(factory=dict)
     after_last_step: Hook = attrs.field(default=lambda _: None)
     """Hook that changes a rank's events before they are written."""
@@ -100,9 +100,9 @@ class Training(GpuJob):
     """Additional work per layer on the ranks that `has_extra` selects."""
     has_extra: Callable[[Gpu], bool] = attrs.field(default=lambda _: True)
     length: float = 1.0
-    """Length of the sequences, relative to the mean."""
+    """Sequence length relative to the mean."""
     has_modules: bool = False
-    """True if module frames, shapes and the sequence numbers of autograd are recorded."""
+    """True if module frames, shapes and autograd sequence numbers are recorded."""
     reads_loss: bool = True
     broadcasts: int = 0
     """Number of broadcasts after the update. Each one sends the weights of one layer."""
@@ -177,7 +177,7 @@ class Training(GpuJob):
         self.layer(gpu, 2, **({"Sequence number": sequence, "Fwd thread id": 1} if self.has_modules else {}))
 
     def layer(self, gpu: Gpu, products: int, **about: Any) -> None:
-        """Run one layer with `products` matrix products, whose operators have the given args."""
+        """Run one layer with `products` matrix products. Pass the keyword arguments to their operators."""
         for _ in range(products):
             time_us = self.gemm_us * self.length * gpu.random.uniform(0.97, 1.03)
             gpu.launch(gpu.random.choice(self.products), time_us, blocks=self.gemm_us * self.length, **about)

@@ -614,7 +614,7 @@ def walrus(job: Training) -> None:
 
 @RECIPES.control("old-probabilities", sizes={"has_modules": True})
 def wasp(job: Training) -> None:
-    """The step computes the log probabilities of the old weights in a stage of its own."""
+    """The step computes the log probabilities of the old weights in a separate stage."""
 
     def score(gpu: Gpu) -> None:
         job.forward(gpu)
@@ -649,7 +649,7 @@ def wave(job: Training) -> None:
 
 @RECIPES.control("varying-clock", ranks=2, steps=16)
 def wheel(job: Training) -> None:
-    """The clock of all devices varies by a few percent from step to step."""
+    """The clock rate of every device varies by a few percent from step to step."""
 
     def vary(gpu: Gpu) -> None:
         gpu.slowdown = 1 + 0.03 * (gpu.step % 3)
@@ -665,7 +665,7 @@ def wolf(job: Engine) -> None:
 
 @RECIPES.control("short-detokenising", job=Engine, steps=40)
 def worm(job: Engine) -> None:
-    """The engine converts tokens to text in little time."""
+    """The engine spends little time converting tokens to text."""
 
     def convert(gpu: Gpu) -> None:
         with gpu.frame("engine/detokenizer.py(88): update"):
@@ -676,7 +676,7 @@ def worm(job: Engine) -> None:
 
 @RECIPES.control("small-kernels-of-a-graph", job=Engine, steps=40)
 def yak(job: Engine) -> None:
-    """The kernels of the CUDA graph take only a few microseconds."""
+    """Each kernel in the CUDA graph takes only a few microseconds."""
     job.kernel_us, job.kernels = 4.0, 600
 
 

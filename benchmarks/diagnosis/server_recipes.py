@@ -35,7 +35,7 @@ def ash(load: Load) -> None:
     load.keep(lambda: load.generate(load.random.randint(1500, 1900), 2), 0.05)
 
 
-# The model is so small that scheduling takes a considerable share of each iteration.
+# With such a small model, scheduling takes a considerable share of each iteration.
 @VLLM.control("steady-decode", arguments=_LARGE, iterations=40, tolerates="host-between-iterations")
 @SGLANG.control("steady-decode", arguments=_OPEN, iterations=40)
 def beech(load: Load) -> None:

@@ -64,7 +64,7 @@ class Gpu:
     slowdown: float = 1.0
     """Factor by which all kernels take longer, for example because of a low device clock."""
     sequence: int = 0
-    """Next sequence number of autograd."""
+    """Next autograd sequence number."""
     _correlation: int = 1000
 
     def add(self, category: str, name: str, begin: float, end: float, tid: int = MAIN_THREAD, **args: Any) -> None:
@@ -110,7 +110,7 @@ class Gpu:
         blocks: float | None = None,
         **args: Any,
     ) -> None:
-        """Run an operator that launches a kernel. By default, the number of thread blocks follows from the duration."""
+        """Run an operator that launches a kernel. By default, derive the number of blocks from its duration."""
         grid = [1 + round(duration if blocks is None else blocks), 1, 1]
         with self.scope("cpu_op", op, **args):
             self.now += host - _CALL_US

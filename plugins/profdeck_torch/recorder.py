@@ -189,9 +189,9 @@ class TorchRecorder:
 
 @functools.cache
 def _additional_records() -> _ExperimentalConfig:
-    """Enable records of waits for CUDA events and of garbage collections, in torch releases that have them.
+    """Enable recording of CUDA event waits and garbage collections in torch releases that support it.
 
-    Torch records garbage collections only with stacks.
+    Torch records garbage collections only if stacks are recorded.
     """
     flags: dict[str, Any] = {}
     for name in ("enable_cuda_sync_events", "record_python_gc_info"):

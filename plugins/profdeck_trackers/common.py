@@ -20,7 +20,7 @@ from profdeck.plugin import MissingLibraryError, replace_file
 from profdeck_traces import load
 
 HEADLINE = "profdeck/headline"
-"""Name of the text that `headline_of` returns."""
+"""Name under which trackers log the text returned by `headline_of`."""
 
 
 def require_library(name: str) -> None:

@@ -33,7 +33,7 @@ _FILE = "mlflow.json"
 _MAX_BATCH_METRICS = 1000
 """Limit of MLflow's REST API for one request."""
 _MAX_TAG_LENGTH = 5000
-"""Limit of the REST API for the value of a tag."""
+"""Maximum length of a tag value in MLflow's REST API."""
 
 
 class MlflowListener:

@@ -78,7 +78,7 @@ class IterationReader:
         """Format the scheduler's state and the non-zero counts.
 
         The counts are resumed requests with their tokens, draft tokens, and rejected draft tokens. The state is the
-        number of waiting requests and the usage of the KV cache.
+        number of waiting requests and the KV cache usage.
 
         The scheduler counts a draft token as computed when it schedules the token, and subtracts it if the model
         rejects it. Rejections are therefore known one iteration later.

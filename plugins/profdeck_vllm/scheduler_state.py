@@ -1,7 +1,7 @@
-"""Adds the scheduler's state to its outputs, so that workers can name iterations with it.
+"""Adds the scheduler's state to its outputs, so that workers can include it in iteration names.
 
-In vLLM V1, the scheduler runs in the process of the engine core, and the workers receive only its outputs. An output
-is pickled with all its attributes, also those that are not fields of ``SchedulerOutput``.
+In vLLM V1, the scheduler runs in the engine core process, and the workers receive only its outputs. Pickling an output
+preserves all of its attributes, including attributes that are not fields of ``SchedulerOutput``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PATCHED = "_profdeck_original_schedule"
 
 
 class SchedulerState(NamedTuple):
-    """State of a scheduler after it scheduled an iteration."""
+    """Scheduler state after an iteration has been scheduled."""
 
     waiting: int
-    """Number of requests that wait to be scheduled."""
+    """Number of requests waiting to be scheduled."""
     kv_percent: int
-    """Usage of the KV cache in percent."""
+    """KV cache usage in percent."""
 
 
 def install() -> None:
@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def read_state(output: SchedulerOutput) -> SchedulerState | None:
-    """Return the state that an output carries, or ``None`` if its scheduler is not patched."""
+    """Return the state attached to an output, or ``None`` if its scheduler is not patched."""
     state = getattr(output, _STATE, None)
     return None if state is None else SchedulerState(*state)
 

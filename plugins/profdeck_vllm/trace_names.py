@@ -9,7 +9,7 @@
 - ``execute_context_1(40)_generation_3(12)_resumed_1(40)_draft_9_rejected_4_waiting_2_kv_87``: with the counts that
   :mod:`profdeck_vllm.iterations` appends. These are requests resumed after a preemption, with their tokens in
   parentheses, draft tokens, and draft tokens rejected since the previous iteration, each omitted if it is 0. They are
-  followed by the number of waiting requests and the usage of the KV cache in percent.
+  followed by the number of waiting requests and the KV cache usage in percent.
 - ``execute_new_1_cached_3``: in older versions. A cached request can be in either phase, so the stage is unknown.
 
 :mod:`profdeck_vllm.diffusion_worker` names the iterations in diffusion stages of vLLM-Omni. The number is the number

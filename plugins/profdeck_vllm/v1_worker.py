@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 _BASE = "vllm.v1.worker.worker_base"
-# With ``kv_both``, which some connectors require, the engine does not know its role.
+# Some connectors require ``kv_both``, which does not identify the engine's role.
 _WORKER_TYPES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 

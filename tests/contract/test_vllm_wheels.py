@@ -102,7 +102,7 @@ def test_the_scheduler_knows_its_queue_and_kv_cache(wheel) -> None:
     assert module["Scheduler.get_request_counts"].parameters == []
     assert module["Scheduler.__init__"].uses("self.kv_cache_manager")
     assert wheel("vllm/v1/core/kv_cache_manager.py")["KVCacheManager.usage"].parameters == []
-    # A method that a subclass overrides would not be patched.
+    # If a subclass overrides the method, the patch has no effect.
     assert "schedule" not in wheel("vllm/v1/core/sched/async_scheduler.py")["AsyncScheduler"]
 
 

@@ -335,7 +335,7 @@ def test_nsys_flags_require_a_number_of_captures(tmp_path: Path, config: str, me
 @pytest.mark.parametrize(
     ("steps", "status", "reason"),
     [
-        # The first step begins in the main thread, and the others begin in the thread of the previous step.
+        # The first step starts in the main thread. Each later step starts in the previous step's thread.
         ("2..3", "missing", "Step 1 ran in another thread than the start of its recording; run all steps in one"),
         ("4", "failed", "The thread that started the capture has ended. Run all steps in one thread."),
     ],

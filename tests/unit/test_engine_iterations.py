@@ -64,7 +64,7 @@ def scheduler_output(
 
 
 def install_on_scheduler(monkeypatch: pytest.MonkeyPatch, output: Any) -> Any:
-    """Patch a scheduler that has 3 waiting requests and uses 87.5 % of its KV cache, and return it."""
+    """Patch and return a scheduler with 3 waiting requests and a KV cache usage of 87.5 %."""
 
     class Scheduler:
         def __init__(self) -> None:

@@ -188,7 +188,7 @@ def test_close_from_another_thread_is_deferred_to_the_owner() -> None:
 
 
 def test_capture_of_a_thread_that_has_ended_is_abandoned() -> None:
-    """A later thread can have the same ID as the thread that has ended."""
+    """A new thread can reuse the ID of a thread that has exited."""
     ended = threading.Thread()
     callers = [Owner(thread=ended)]
     captures = create_machine(1, 3, caller=lambda: callers[-1])

@@ -95,7 +95,7 @@ class Recording:
         self._mini_batch: int | None = None
         """Index of the last reported mini-batch."""
         self._is_ordered = True
-        """False if the mini-batches were not reported in order."""
+        """False if mini-batches were reported out of order."""
         hooks.bind(capture, backend)
 
     @property
@@ -237,7 +237,7 @@ class Recording:
                 self._add_failure(call, f"{failed} at {step.unit} {step.index}: {describe_error(error)}", error)
 
     def _check_order(self, step: Step) -> None:
-        """Add a note for the first mini-batch of a window whose index neither follows the previous index nor is 0."""
+        """Add a note for the first mini-batch in a window whose index is neither 0 nor the next in order."""
         if step.unit is not Unit.MINI_BATCH or self.capture.window is None:
             return
         previous, self._mini_batch = self._mini_batch, step.index
@@ -248,7 +248,7 @@ class Recording:
         self.capture.notes.append(f"{text} Report each mini-batch once, in order, counted from 0 in each global step.")
 
     def _end_step(self, unit: Unit) -> None:
-        """End the annotation of the current step, so that it excludes the work of plugins. Ignore other units."""
+        """End the current step's annotation before plugins run, so that it excludes their work. Ignore other units."""
         try:
             if unit is self.capture.unit:
                 self.capture.end_step()
@@ -336,7 +336,7 @@ class Recording:
         abandon(capture, self._recorder, *reasons)
 
     def abandon_started(self, reason: str) -> Operation[None]:
-        """End the capture without stopping the backend, which only a thread that has ended could stop."""
+        """End the capture without stopping the backend, because the only thread that could stop it has exited."""
         self._started -= {call.plugin for call in self._hooks.calls("profile_stop") if call.is_backend}
         self.fail(reason)
         yield from self._stop_listeners()

@@ -40,7 +40,7 @@ class Identity:
     worker_type: str | None = attrs.field(
         default=None, validator=validators.optional(validators.in_(("prefill", "decode")))
     )
-    """Work of a server with disaggregated prefill; None if it runs both, or if it is unknown."""
+    """Phase that a server runs with disaggregated prefill; None if it runs both phases or if the phase is unknown."""
     host: str = attrs.field(factory=socket.gethostname)
     pid: int = attrs.field(factory=os.getpid)
 

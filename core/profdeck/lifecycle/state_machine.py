@@ -92,7 +92,7 @@ class Forget:
 
 @attrs.frozen
 class Abandon:
-    """End the capture without stopping its recorder, because the thread that could stop it has ended."""
+    """End the capture without stopping its recorder, because the only thread that could stop it has exited."""
 
     reason: str
 
@@ -207,7 +207,7 @@ class CaptureMachine:
         """End the capture. Defer the end if only another thread can end it, or if an operation is in progress."""
         if self.capture is None and not self.busy:
             return
-        # Also ends a capture that is still starting. The first reason is the cause.
+        # Also ends a capture that is still starting. Keep the first reason, which is the cause.
         self.pending = self.pending or PendingEnd(reason, host_is_done)
         yield from self._guarded("stop", ())
 

@@ -82,7 +82,7 @@ class Owner:
 
     pid: int = attrs.field(factory=os.getpid)
     thread: threading.Thread = attrs.field(factory=threading.current_thread)
-    """Not the ID of the thread, which a later thread can reuse."""
+    """Thread object rather than a thread ID, because a later thread can reuse the ID."""
 
 
 @attrs.define(eq=False, kw_only=True)

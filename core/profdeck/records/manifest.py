@@ -70,7 +70,7 @@ class Manifest:
     replica: int | None
     parallel: dict[str, int]
     worker_type: str | None = None
-    """``prefill`` or ``decode`` if the engine's own settings name it; None for others and in earlier versions."""
+    """``prefill`` or ``decode`` if set in the engine's configuration; otherwise None, also in earlier versions."""
     host: str
     pid: int
     process_started: str | None

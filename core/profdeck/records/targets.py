@@ -47,7 +47,7 @@ class FleetRecord:
     needed: int | None = None
     """Number of targets that had to start; None while the number of targets is unknown."""
     found: int | None = None
-    """Number of targets that were found, including targets that were not selected; None while it is unknown."""
+    """Number of targets found, including those not selected; None if it is unknown."""
     start_skew_ms: float | None = None
     """Time between the first and the last start request in milliseconds; None if fewer than two were sent."""
     targets: tuple[TargetRecord, ...] = ()

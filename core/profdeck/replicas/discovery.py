@@ -99,7 +99,7 @@ class ReplicaNumbers:
     def __init__(self) -> None:
         self._number_by_key: dict[str, int] = {}
         self.count: int | None = None
-        """Number of keys in the last call of `number`, which is the number of targets found."""
+        """Number of targets found: the number of keys passed to the latest call to `number`."""
 
     def number(self, requested: Mapping[str, int | None]) -> dict[str, int]:
         """Return a replica number for each key.

@@ -30,7 +30,7 @@ _MAX_TIME_NS = 1 << 62
 def recorded_traces(path: Path) -> RecordedTraces:
     """Return the recorded traces at a path; see `profdeck_traces.inputs.facts.RunRecords`."""
     manifests = find_manifests(path)
-    # A host's clock is stored in the manifests of the targets on the host. It applies to all ranks on the host.
+    # The manifest of each target stores its host's clock, which applies to all ranks on that host.
     clocks: dict[tuple[object, ...], HostClock] = {}
     for own in manifests.own:
         if (found := own.manifest.clock) is not None:
@@ -64,7 +64,7 @@ def recorded_traces(path: Path) -> RecordedTraces:
 
 
 def _read_fleet(file: Path) -> Manifest | None:
-    """Read the manifest of a fleet, which may be outside of the input. Return ``None`` if there is none."""
+    """Read a fleet's manifest, which may be outside the input directory. Return ``None`` if it does not exist."""
     try:
         return read_manifest(file)
     except ProfdeckError:

@@ -101,7 +101,7 @@ def no_arrivals(calls: int) -> Arrivals:
 
 
 def pack(begin: Int, owner: Int) -> bytes:
-    """Compress the start times and owners of segments. Equal bytes of all numbers are adjacent, which saves a third."""
+    """Compress the start times and owners of segments. Grouping bytes by significance saves a third."""
     values = np.stack([np.diff(begin, prepend=0), owner]).astype(_INTEGER)
     return isal_zlib.compress(values.view(np.uint8).reshape(2, -1, 8).transpose(0, 2, 1).tobytes(), 1)
 

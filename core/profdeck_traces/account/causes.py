@@ -71,7 +71,7 @@ _OF_KIND = {
 _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION,
              OwnerKind.LAUNCH_LATENCY, OwnerKind.DEVICE_GAP, OwnerKind.KERNEL, OwnerKind.COPY,
              OwnerKind.SYNCHRONISATION)  # fmt: skip
-"""Kinds of owners whose cause depends on the event. A gap on the device belongs to the event after it."""
+"""Kinds of owners whose cause depends on the event. A device gap belongs to the event after it."""
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
 _FILLED = frozenset(
@@ -83,7 +83,7 @@ _FILLED = frozenset(
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
 _PAGEABLE = re.compile(r"Pageable")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
-_TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
+_TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+)/|<built-in|nn\.Module: ")
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 MAX_STEPS = 1_000
@@ -181,7 +181,7 @@ class PathCauses:
             if key.cause == _code(SYNCHRONISATION):
                 if self._is_sync is not None:
                     is_sync = is_place & np.append(self._is_sync, False)[rows]
-                    # Without the wait, operators that only read the value are not needed either.
+                    # Removing the wait also removes operators that only read the value.
                     is_read = is_place & (label == _code(SINGLE_VALUES))
                     replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
             elif key.cause == _code(CONTENTION):
@@ -231,8 +231,9 @@ class PathCauses:
     def _other_threads(self, window: PathWindow) -> list[_StepRows]:
         """Return the Python functions that other threads run while the main thread also runs Python code.
 
-        Their time is the overlap with this code on the critical path. Built-in functions can release the GIL. Functions
-        that were open when the recording started may be blocked.
+        Each time is the function's overlap with the main thread's Python code on the critical path. Built-in functions
+        are excluded, because they can release the GIL. Functions that were already running when the recording started
+        are excluded, because they may be blocked.
         """
         recording, threads, events = window.recording, window.recording.threads, self._names.events
         tracks = np.unique(threads.other_runs.track).tolist()
@@ -303,7 +304,7 @@ class PathCauses:
 
     @property
     def _places(self) -> dict[_Key, _Group]:
-        """Groups, in which functions with less than 10 % of the time are merged into their common caller."""
+        """The groups, with functions that take less than 10 % of the time merged into their common caller."""
         if self._merged is None:
             self._merged = dict(self._groups)
             while _merge_into_callers(self._merged, self._callers, _MIN_PLACE_SHARE * sum(self._step_ns)):
@@ -356,7 +357,7 @@ class _Group:
     """Sums for one cause and place."""
 
     places: list[int]
-    """Name codes of the places."""
+    """Name code of each place."""
     time_ns: int = 0
     steps: dict[int, int] = attrs.field(factory=dict)
     """Time in nanoseconds, by step index."""
@@ -381,7 +382,7 @@ class _Group:
             counter.update(dict(zip(codes[order].tolist(), times[order].tolist(), strict=True)))
 
     def merged(self, other: _Group) -> _Group:
-        """Return the sums of two groups, without a gain."""
+        """Return the sum of both groups. The gain is not included."""
         return _Group(
             places=[*self.places, *other.places],
             time_ns=self.time_ns + other.time_ns,
@@ -401,9 +402,9 @@ class _Group:
 
 
 def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], limit_ns: float) -> bool:
-    """Merge functions with less than `limit_ns` into their callers. Return whether anything changed.
+    """Merge functions that take less than `limit_ns` into their callers. Return whether anything changed.
 
-    If one function, or the caller itself, has over 65 % of the time, it is not merged.
+    A caller is skipped if it, or one of these functions, takes more than 65 % of their combined time.
     """
     functions: dict[_Key, list[_Key]] = {}
     for key, group in groups.items():
@@ -475,11 +476,11 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
         _code(PAGEABLE)
     )
     if names.has_frames or not is_device.any():
-        # A graph launch replaces the launches of the operators inside, so a loop over them takes no time on the host.
+        # A graph is launched by a single call, so a loop over its operators takes no time on the host.
         label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)
     is_copy = events.with_name(is_python, lambda name: _DEEP_COPY.search(name) is not None)
     label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
-    # This includes the time in which a call that frees memory waits for the device.
+    # Calls that free memory can wait for the device. This wait is included.
     label[np.isin(kinds, (RowKind.ALLOCATION, RowKind.FREE))] = _code(ALLOCATION)
     label[small_kernels(names, kinds) & (label == 0)] = _code(SMALL)
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)

@@ -19,10 +19,10 @@ _COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*
 
 
 def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
-    """Mark the frames of the profiler as overhead.
+    """Mark the profiler's frames as overhead.
 
-    If a frame runs no code of the job, the frames inside it are removed, so that its entire time is overhead. The code
-    of the job is operators, runtime calls, modules and user functions. Garbage collections are kept.
+    If a frame runs no job code, the frames inside it are removed, so that its entire time is overhead. Job code means
+    operators, runtime calls, modules and user functions. Garbage collections are kept.
 
     Args:
         events: The trace.

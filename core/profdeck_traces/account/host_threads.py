@@ -322,7 +322,7 @@ def _with_switches(
     owner: NDArray[np.uint8],
     state: NDArray[np.uint8],
 ) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Split segments at the boundaries of switches between steps, and assign the gaps in them to the profiler."""
+    """Split segments at the start and end of each switch between steps. Assign gaps in a switch to the profiler."""
     first_ns, last_ns = switches
     in_thread = (first_ns >= begin[0]) & (first_ns < last_ns) & (last_ns <= begin[-1])
     if not in_thread.any():

@@ -1,6 +1,6 @@
-"""Periods of a critical path in which a process runs nothing but Python code and waits.
+"""Critical-path periods in which a process only runs Python code or waits.
 
-In such a period, the process may wait for a process of another role, such as a server.
+During such a period, the process may be waiting for a process with another role, such as a server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IdlePeriods:
     """
 
     keys: Sequence[OwnerKey]
-    """Owners of the segments."""
+    """Keys of the segments' owners."""
     begin: Int
     end: Int
     segment_owner: Int
@@ -68,7 +68,7 @@ class IdleFinder:
         return plain_names(self._names)
 
     def add(self, path: Path) -> None:
-        """Add the path in a window. A period that crosses the border of a window is divided."""
+        """Add a window's path. A period that crosses a window boundary is split."""
         is_idle = np.isin(path.kind, _KINDS)
         follows = np.append(False, path.begin[1:] == path.end[:-1])
         first = np.flatnonzero(is_idle & ~(follows & np.append(False, is_idle[:-1])))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import attrs
 
 OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None, int | None, str | None, str | None]
-"""Kind, name, operator, module, annotation, line, rank, awaited kind and peer of an owner."""
+"""An owner's kind, name, operator, module, annotation, line, rank, awaited kind and peer."""
 
 OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
-"""Kind, title, name, line and origin of an owner."""
+"""An owner's kind, title, name, line and origin."""
 
 NAMELESS = frozenset({"between", "not recorded", "profiler", "wait for thread", "wait for rank", "wait for role"})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
@@ -87,7 +87,7 @@ class OwnerIdentity:
 
     @property
     def row(self) -> OwnerRowKey:
-        """Kind, title, name, line and origin. Tables join owners that are equal in these fields."""
+        """Kind, title, name, line and origin. Tables combine owners with the same values in one row."""
         return self.kind, self.title, self.name, self.line, self.origin
 
     @property
@@ -122,9 +122,9 @@ class OwnerTime(OwnerIdentity):
 
 @attrs.frozen
 class JoinedGain:
-    """Gain of several owners that differ only in their operators, modules or annotations.
+    """Combined gain of owners that differ only in their operators, modules or annotations.
 
-    It can differ from the sum of their gains, because all of them can shorten the same path.
+    It can differ from the sum of the individual gains, because several owners can shorten the same path.
     """
 
     kind: str
@@ -133,13 +133,13 @@ class JoinedGain:
     line: str | None
     origin: str | None
     gain_us: float
-    """Time that the account's steps would save if none of these owners took any time."""
+    """Time saved in the account's steps if these owners took no time."""
     next_limit: str
     """Owner kind that would then have the most time on the critical path."""
 
     @property
     def row(self) -> OwnerRowKey:
-        """The fields that the owners have in common."""
+        """The fields that all of the owners share."""
         return self.kind, self.title, self.name, self.line, self.origin
 
 
@@ -207,7 +207,7 @@ class Account:
     """Gains of the largest groups of owners with the same kind, name, line and origin."""
 
     def row_gain(self, owners: Sequence[OwnerTime]) -> tuple[float | None, str | None]:
-        """Return the gain and the next limit of owners that a table joins in one row; ``None`` if unknown."""
+        """Return the gain and next limit for owners combined in one table row; ``None`` if unknown."""
         if len(owners) == 1:
             return owners[0].gain_us, owners[0].next_limit
         if owners[0].rank is not None:

@@ -28,7 +28,7 @@ class RankWaits:
     """Start times, including the trace's base time. Each is the start of a segment inside a collective."""
     end_ns: Int
     rank: Int
-    """Number of the awaited rank."""
+    """The awaited rank."""
 
 
 @attrs.frozen(eq=False)
@@ -54,7 +54,7 @@ class OwnedPath:
         return OwnedPath(self.begin_ns[part], self.end_ns[part], self.owner[part], self.owners, self.process)
 
     def with_waits(self, waits: RankWaits, base_ns: int) -> OwnedPath:
-        """Return the path with the waits as segments of their own. A wait that is not on the path is ignored.
+        """Return the path with each wait as a separate segment. Waits that are not on the path are ignored.
 
         Args:
             waits: Waits for other ranks.

@@ -40,7 +40,7 @@ class OwnerKind(IntEnum):
     WAIT_FOR_RANK = 22
     """Time in a collective before the last rank of its group arrives."""
     WAIT_FOR_ROLE = 23
-    """Time in which only another role works, such as rollout servers while the trainer waits."""
+    """Time when only another role is working, for example rollout servers while the trainer waits."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:

@@ -1,4 +1,4 @@
-"""Moves time between the owners of an account."""
+"""Reassigns time between an account's owners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reassigned(
     added: Mapping[OwnerKey, tuple[int, int]],
     gains_ns: Mapping[OwnerKey, int],
 ) -> Account | None:
-    """Return an account with time moved from some owners to others, or ``None`` if an owner has too little time.
+    """Return an account with time reassigned between owners, or ``None`` if an owner has too little time.
 
     Args:
         account: The account.
@@ -36,7 +36,7 @@ def reassigned(
             return None
         if before_ns > time_ns:
             times[key] = before_ns - time_ns, count
-        # If an owner's gain is all of its time, a part's gain is the part's time. Otherwise, it is unknown.
+        # If an owner's gain equals its time, the gain of any part equals that part's time. Otherwise, it is unknown.
         gain_us = gains.get(key, (None, None))[0]
         is_exposed = gain_us is not None and gain_us * _NS_PER_US >= _EXPOSED * before_ns
         gains[key] = ((before_ns - time_ns) / _NS_PER_US if is_exposed else None, None)

@@ -163,7 +163,7 @@ def _annotation(name: str) -> RowKind:
 
 
 def _operator(name: str) -> RowKind:
-    # torch 1.8 records data loader iterations as operators, and torch 2.13 the phases of torch.compile.
+    # torch 1.8 records data loader iterations as operators. torch 2.13 also records torch.compile phases as operators.
     if is_compilation(name):
         return RowKind.COMPILATION_ANNOTATION
     return RowKind.LOADING_OPERATOR if is_loader(name) else RowKind.OPERATOR

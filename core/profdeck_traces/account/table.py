@@ -190,7 +190,7 @@ def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]
 
 
 def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
-    """Return owners sorted by time. All but the `MAX_OWNERS` largest are summed by kind, rank and peer.
+    """Return owners sorted by time. Owners beyond the `MAX_OWNERS` largest are summed by kind, rank and peer.
 
     Args:
         times: Time in nanoseconds and number of intervals of each owner.
@@ -272,7 +272,7 @@ def _with_gains(
             largest[group[0].key] = attrs.evolve(group[0], steps_us=tuple(of_steps))
         if not gain.is_known:
             continue
-        # A replay can save more than the owner's time if the walk found no recorded cause for a part of the path.
+        # A replay can save more than the owner's time if part of the path has no recorded cause.
         gain_us, limit = min(gain.saved_ns / _NS_PER_US, sum(owner.time_us for owner in group)), gain.limit.label
         if len(group) == 1:
             owner = largest.get(group[0].key, group[0])
@@ -294,7 +294,10 @@ def _with_gains(
 
 
 def _steps_us(window: PathWindow, kind: OwnerKind, is_owner: NDArray[np.bool_]) -> list[float]:
-    """Return the time of an owner in each step of a window. `is_owner` is a mask of its rows in the window."""
+    """Return the time an owner spends in each step of a window.
+
+    `is_owner` masks the window's rows that belong to the owner.
+    """
     return [
         float((path.end - path.begin)[(path.kind == kind) & is_owner[path.row]].sum()) / _NS_PER_US
         for (_, _, path), is_used in zip(window.recording.parts(), window.is_used.tolist(), strict=True)
@@ -303,7 +306,7 @@ def _steps_us(window: PathWindow, kind: OwnerKind, is_owner: NDArray[np.bool_]) 
 
 
 def _rows(owners: Iterable[OwnerTime]) -> list[tuple[OwnerTime, ...]]:
-    """Group the owners that tables join in one row. The groups are sorted by time, longest first."""
+    """Group the owners that tables combine in one row. Groups are sorted by time, longest first."""
     rows: dict[OwnerRowKey, list[OwnerTime]] = {}
     for owner in owners:
         rows.setdefault(owner.row, []).append(owner)
@@ -320,7 +323,7 @@ class _OwnerFinder:
     def mask(
         self, owners: Sequence[OwnerTime], rows: NDArray[np.int32], name: NDArray[np.integer]
     ) -> NDArray[np.bool_]:
-        """Return a mask of the rows of several owners with the same name.
+        """Return a mask of the rows that belong to several owners with the same name.
 
         Args:
             owners: The owners.

@@ -1,6 +1,6 @@
-"""Encodes trace readings, so that later commands do not need to read the traces again.
+"""Encodes trace readings so that later commands do not have to read the traces again.
 
-Pictures are encoded separately, because only reports need them.
+Pictures are encoded separately because only reports need them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _T = TypeVar("_T")
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
 _VERSION = 4
-"""Version of the encoding. Increment it with every change to the encoding, calls, arrivals or idle periods."""
+"""Version of the encoding. Increment it whenever the encoding, calls, arrivals or idle periods change."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
 """Maximum size of a decompressed reading."""
 _LEVEL = 6
-"""Compression level of zlib. Level 1 of isal is faster, but its output is a quarter larger."""
+"""zlib compression level. isal at level 1 is faster, but its output is 25 % larger."""
 
 
 class _Calls(msgspec.Struct):
@@ -92,16 +92,16 @@ def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
 
 
 def about(source: TraceSource) -> list[Any]:
-    """Return the part of the cache key that comes from a trace's facts and graph captures.
+    """Return the part of the cache key that depends on a trace's facts and graph captures.
 
-    Other facts are not part of the key, because `RankReading.with_facts` adds them after decoding.
+    Facts that `RankReading.with_facts` adds after decoding are not part of the key.
     """
     captures = [(str(path), *_state(path)) for path in source.graph_captures]
     return [source.cold_first_step, source.last_step, *([captures] if captures else [])]
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Return the size and modification time of a file, or zeros if it does not exist."""
+    """Return a file's size and modification time, or zeros if they cannot be determined."""
     try:
         about = path.stat()
     except OSError:
@@ -110,14 +110,14 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def to_bytes(reading: RankReading) -> bytes | None:
-    """Encode a reading without source facts and pictures.
+    """Encode a reading, excluding its pictures and the facts about its source.
 
     Returns:
-        The encoded reading, or ``None`` if it has text or numbers that cannot be encoded.
+        The encoded reading, or ``None`` if it contains text or numbers that cannot be encoded.
     """
     calls, arrivals, idle = reading.collectives, reading.arrivals, reading.idle
     kept = _Kept(
-        attrs.evolve(reading.summary, path="", timelines=()),  # no path, so that copies of a trace have equal results
+        attrs.evolve(reading.summary, path="", timelines=()),  # no path, so that copies of a trace encode identically
         _Calls(
             list(calls.names),
             list(calls.groups),
@@ -142,7 +142,7 @@ def to_bytes(reading: RankReading) -> bytes | None:
 
 
 def pictures_to_bytes(reading: RankReading) -> bytes | None:
-    """Encode the pictures of a reading like `to_bytes`."""
+    """Encode a reading's pictures in the same way as `to_bytes`."""
     return _deflated(reading.summary.timelines)
 
 
@@ -170,14 +170,14 @@ def _inflated(content: bytes, decode: Callable[[bytes], _T]) -> _T:
 
 
 def from_bytes(content: bytes, source: TraceSource, pictures: bytes | None = None) -> RankReading:
-    """Decode a reading and add the path and facts of a source.
+    """Decode a reading, and add the path of its source and the facts about the source.
 
-    The content may come from a file that other users can write, so inconsistent content is rejected.
+    Inconsistent content is rejected because other users may be able to write the file that it comes from.
 
     Args:
         content: Result of `to_bytes`.
-        source: Source of the reading.
-        pictures: Result of `pictures_to_bytes`. Default: the reading has no pictures.
+        source: The trace that was read.
+        pictures: Result of `pictures_to_bytes`. Default: return a reading without pictures.
 
     Raises:
         ValueError: The content is not an encoded reading.

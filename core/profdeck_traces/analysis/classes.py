@@ -20,7 +20,7 @@ UNCLASSIFIED = "unclassified"
 _MAX_LENGTH = 2000
 _MAX_KNOWN = 10_000
 _MAX_CLASSIFIED = 5000
-"""Maximum number of names to classify per trace, more than any program has. A long name takes a millisecond."""
+"""Maximum number of names to classify per trace. No real program has this many. A long name takes a millisecond."""
 _KINDS = {"gpu_memcpy": MEMORY_COPY, "gpu_memset": MEMORY_SET}
 
 # CANN ends a name with the type of the operator, its version and numbers; what it is a part of stands before. The types
@@ -230,7 +230,7 @@ class Classifier:
         return _by_table(name) if found == UNCLASSIFIED else found
 
     def classes_of(self, trace: Trace) -> list[str]:
-        """Return the class of each name in a trace's tables; empty for names that are not device work."""
+        """Return the class of each name in a trace's tables, or an empty string if the name is not device work."""
         tables = trace.tables
         classes = [""] * len(tables.names)
         for place, code in enumerate(np.flatnonzero(tables.names_of_categories(DEVICE_WORK)).tolist()):

@@ -33,7 +33,7 @@ def critical_path(trace: Trace, waits: RankWaits | None = None) -> OwnedPath:
 
     Args:
         trace: The trace.
-        waits: Waits for other ranks, which become segments of the path.
+        waits: The rank's waits for other ranks, to be inserted into the path as segments.
 
     Raises:
         TraceError: The trace has no account, or already contains its critical path.
@@ -58,10 +58,10 @@ def critical_path(trace: Trace, waits: RankWaits | None = None) -> OwnedPath:
 
 
 def captured_operators(source: TraceSource, trace: Trace, step_names: StepNames) -> GraphOperators | None:
-    """Return the events of a trace with the operators inside its graphs, or ``None`` without graph captures.
+    """Return a trace's events and the operators inside its graphs, or ``None`` if there are no graph captures.
 
     Raises:
-        TraceError: `TraceSource.captures` is set, and one of the traces cannot be used.
+        TraceError: `TraceSource.captures` is set, but one of the graph-capture traces cannot be used.
     """
     captures = source.graph_captures
     if trace.raw is None or not captures:
@@ -72,12 +72,12 @@ def captured_operators(source: TraceSource, trace: Trace, step_names: StepNames)
 def path_windows(
     trace: Trace, names: Attribution, steps: TraceSteps, step_names: StepNames, classes: Sequence[str]
 ) -> PathWindows:
-    """Prepare the critical path of a trace.
+    """Prepare the data from which a trace's critical path is computed.
 
     Args:
         trace: The trace.
-        names: Attribution of its events to operators, modules and lines.
-        steps: Its steps. The path covers the global steps, or the iterations if there are no global steps.
+        names: Attribution of the trace's events to operators, modules and lines.
+        steps: Steps of the trace. The path covers the global steps, or the iterations if there are no global steps.
         step_names: Patterns of step names.
         classes: Result of `profdeck_traces.analysis.classes.Classifier.classes_of`.
     """
@@ -100,10 +100,10 @@ def path_windows(
 
 
 def _switches(steps: TraceSteps) -> Int:
-    """Return when the profiler began to switch to each step, which is the step's start if it did not.
+    """Return the time at which the profiler began switching to each step, or the step's start if there was no switch.
 
-    ``torch.profiler.profile.step`` ends the annotation of a global step and starts that of the next one. Engines, whose
-    traces contain iterations, are idle between two steps.
+    When ``torch.profiler.profile.step`` is called, it ends the annotation of one global step and then starts the next
+    annotation. Engines run iterations rather than training steps, so they are idle between steps instead of switching.
     """
     switched_from = steps.start_ns.copy()
     if len(steps.host[ITERATION].step):

@@ -1,4 +1,4 @@
-"""Speed of the device in each step: how long its kernels take, relative to the same kernels in other steps."""
+"""Device speed in each step, measured by comparing each kernel's duration with its duration in other steps."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from profdeck_traces.reading.trace import Trace
 
 _FEWEST_STEPS, _FAST = 4, 0.25
 _MIN_COMPARED, _NOISE = 0.75, 0.05
-"""Minimum share of a step's kernel time in kernels that run in most steps, and maximum noise of durations."""
+"""``_MIN_COMPARED`` is the minimum share of a step's kernel time in kernels that run in most steps. ``_NOISE`` is the
+deviation in duration that is always tolerated."""
 
 
 class Similarity(NamedTuple):
-    """Evidence that kernels process inputs of the same size, although their durations change."""
+    """Criteria for assuming that kernels process inputs of the same size even though their durations change."""
 
     tolerance: float
-    """Maximum deviation from the common factor by which durations change, as a fraction of the change. Deviations of
-    0.05 are always tolerated."""
+    """Maximum difference between a kernel's factor and the common factor, as a fraction of the common change. An
+    additional difference of 0.05 is always tolerated."""
     min_share: float
-    """Minimum share of the time in kernels within the tolerance."""
+    """Minimum share of the total kernel time that must be spent in kernels within the tolerance."""
     fewest_names: int
     """Minimum number of different kernels."""
 
 
 WITH_GRIDS, WITHOUT_GRIDS = Similarity(0.5, 0.5, 1), Similarity(0.0, 0.95, 3)
-"""The duration of a kernel can depend on more than its grid. For example, attention reads the entire KV cache."""
+"""Criteria for traces with and without recorded grids.
+
+Kernels with equal grids can still differ in duration. For example, attention reads the entire KV cache.
+"""
 
 
 def block_counts(trace: Trace, kernels: Columns) -> Int:
@@ -45,11 +49,11 @@ def block_counts(trace: Trace, kernels: Columns) -> Int:
 
 
 def mean_blocks(kernels: Columns, blocks: Int) -> dict[int, float]:
-    """Return the mean number of thread blocks of the kernels with each name, by name code, if it is known.
+    """Return the mean number of thread blocks for each kernel name, by name code. Omit names with unknown counts.
 
     Args:
         kernels: The kernels.
-        blocks: Number of thread blocks of each kernel, or -1.
+        blocks: Number of thread blocks of each kernel, or -1 if unknown.
     """
     names, name = np.unique(kernels.name, return_inverse=True)
     means = np.bincount(name, weights=blocks) / np.maximum(1, np.bincount(name))
@@ -66,15 +70,15 @@ def _product(grid: str) -> int:
 
 
 def slowdowns(steps: TraceSteps, kernels: Columns, blocks: Int) -> dict[int, float]:
-    """Return how much longer the kernels of each step take than in the fastest quarter of the steps, by step.
+    """Return the factor by which each step's kernels are slower than in the fastest quarter of the steps, by step.
 
-    Only kernels with the same name and grid are compared. Steps in which less than 75 % of the time can be compared, or
-    in which the durations change too differently, are omitted; see `Similarity`.
+    Only kernels with the same name and grid are compared. A step is omitted if less than 75 % of its kernel time can be
+    compared, or if its kernels do not change by a similar factor; see `Similarity`.
 
     Args:
         steps: Steps of the trace.
-        kernels: All kernels except communication.
-        blocks: Number of thread blocks of each kernel.
+        kernels: All kernels except communication kernels.
+        blocks: Number of thread blocks of each kernel, or -1 if unknown.
     """
     kind = step_kind(steps)
     if kind is None or not len(kernels):
@@ -105,7 +109,7 @@ def slowdowns(steps: TraceSteps, kernels: Columns, blocks: Int) -> dict[int, flo
 def _common_factor(
     ratio: NDArray[np.float64], time_ns: NDArray[np.float64], total_ns: float, similarity: Similarity
 ) -> float | None:
-    """Return the factor by which the kernels of a step take longer, or ``None`` if they cannot be compared."""
+    """Return the factor by which a step's kernels are slower, or ``None`` if they cannot be compared."""
     used = time_ns > 0
     if time_ns.sum() < _MIN_COMPARED * total_ns:
         return None
@@ -113,12 +117,12 @@ def _common_factor(
 
 
 def common_factor(ratios: Sequence[float], times: Sequence[float], similarity: Similarity) -> float | None:
-    """Return the common factor of the changes in duration, or ``None`` if the changes differ too much.
+    """Return the factor by which durations changed overall, or ``None`` if it differs too much between kernels.
 
     Args:
         ratios: Duration of each kernel, relative to its usual duration.
-        times: Total time of each kernel.
-        similarity: How similar the changes must be.
+        times: Total duration of each kernel.
+        similarity: Criteria that the changes must meet.
     """
     if not ratios:
         return None

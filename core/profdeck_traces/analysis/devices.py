@@ -139,7 +139,7 @@ class _Device:
     begin_ns: int
     end_ns: int
     idle_ns: Int
-    """Time that the host spends in each state while the device is idle."""
+    """Time the host spends in each state while the device is idle."""
     gaps: tuple[Gap, ...]
     steps: list[tuple[int, StepOfDevice]]
 

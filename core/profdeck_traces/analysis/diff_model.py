@@ -161,7 +161,7 @@ class Change:
     def _describe_bursts(self, fail_over: float) -> str | None:
         bursts, ratio = self.bursts, self.mean_ratio or 0.0
         is_bursty = bursts is not None and bursts.increase * ratio > 0
-        # If every step after is longer than every step before, the bursts are not the reason for the doubt.
+        # If every step in one run is longer than every step in the other, bursts do not explain the uncertainty.
         if self.gap_us is not None or not is_bursty or not _exceeds(self.mean_before_us, self.mean_after_us, fail_over):
             return None
         return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"

@@ -109,7 +109,7 @@ def _why(role: RoleDiff, main: Change) -> str:
     step_us = total_us
     if account is not None and account.step_delta_ns * total_us > 0:
         step_us = account.step_delta_ns / _NS_PER_US
-        # The account explains each change, so what the named owners leave belongs to other owners.
+        # The account covers the entire change, so the remainder belongs to owners that are not listed.
         remainder = _other_owners
         owners = _most_of(_owners(account), step_us)
         located = _most_of(_owners_by_function(account), step_us)
@@ -151,7 +151,7 @@ def _owners(account: AccountDiff) -> list[tuple[str, float]]:
 
 
 def _owners_by_function(account: AccountDiff) -> list[tuple[str, float]]:
-    """Return changes by function of the user, in microseconds per step. Waits for ranks are excluded."""
+    """Return the change for each user function, in microseconds per step. Exclude waits for other ranks."""
     changes: dict[str, float] = {}
     for owner in account.owners:
         if owner.line is not None and owner.rank is None:

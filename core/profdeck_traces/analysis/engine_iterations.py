@@ -68,7 +68,7 @@ def decode_requests(step: StepSummary) -> int:
 
 
 def all_iterations(rank: RankSummary) -> list[EngineIteration]:
-    """Return the engine iterations of a trace, including cold iterations."""
+    """Return all engine iterations in a trace, including cold ones."""
     steps = [step for step in rank.steps if step.kind == ITERATION]
     return [
         EngineIteration(
@@ -82,7 +82,7 @@ def all_iterations(rank: RankSummary) -> list[EngineIteration]:
 
 
 def iterations_of(rank: RankSummary) -> list[EngineIteration]:
-    """Return the engine iterations of a trace. Cold iterations are excluded unless there are no others."""
+    """Return the engine iterations in a trace. Exclude cold iterations unless all iterations are cold."""
     found = all_iterations(rank)
     return [iteration for iteration in found if not iteration.step.cold] or found
 

@@ -22,14 +22,14 @@ def idle_times(
 
     Args:
         busy: Intervals in which the device is busy.
-        work: Events of the device, sorted by start.
+        work: Device events, sorted by start time.
         host: Host activity, or ``None`` if the trace has no host events.
-        origin_ns: Time to which the times of the gaps are relative.
-        step_at: Returns the number of the step that the host is in at a time.
+        origin_ns: Time from which the start of each gap is measured.
+        step_at: Function that returns the number of the step that the host is in at a given time.
 
     Returns:
-        The time that the host spends in each state while the device is idle, and the longest gaps, in descending order
-        of duration. Gaps of equal duration are sorted by start.
+        The time the host spends in each state while the device is idle, and the longest gaps. Gaps are sorted by
+        descending duration, then by start time.
     """
     starts, ends = complement(busy, int(work.start_ns.min()), int(work.end_ns.max()))
     longest = np.argsort(starts - ends, kind="stable")[:MAX_GAPS]
@@ -54,6 +54,9 @@ def idle_times(
 
 
 def _name_at(times_ns: Int, time_ns: int, work: Columns) -> str | None:
-    """Return the name of the event with this time. If several events have it, choose the one that starts last."""
+    """Return the name of the event whose entry in `times_ns` is `time_ns`, or ``None`` if there is no such event.
+
+    If there are several such events, choose the event that starts last.
+    """
     events = np.flatnonzero(times_ns == time_ns)
     return work.tables.names[work.name[events[-1]]] if len(events) else None

@@ -1,4 +1,4 @@
-"""Resolution of pictures: the number of intervals into which they divide time."""
+"""Picture resolution: the number of intervals into which a picture divides time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from numpy.typing import NDArray
 from profdeck_traces.analysis.detail_model import Timeline, TimelineLane
 
 FINEST_BUCKETS = 1024
-"""Number of intervals in the pictures that are computed and stored."""
+"""Number of intervals in pictures as they are computed and stored."""
 MIN_EVENT_BUCKETS = 2
-"""Minimum duration of events that a picture shows individually, as a number of intervals."""
+"""Minimum duration of events that are shown individually, as a number of intervals."""
 _BUCKETS = {8: FINEST_BUCKETS, 24: 512}
 _FEWEST_BUCKETS = 256
 
 
 def buckets_of(traces: int) -> int:
-    """Return the number of intervals in the pictures of a page with this number of traces, to limit its size."""
+    """Return the number of intervals per picture for a page with `traces` traces.
+
+    The more traces there are, the fewer intervals are used, which limits the page size.
+    """
     return next((buckets for most, buckets in _BUCKETS.items() if traces <= most), _FEWEST_BUCKETS)
 
 
 def reduced(picture: Timeline, buckets: int) -> Timeline:
-    """Return a picture with fewer intervals. Events that are too short for this resolution are removed.
+    """Reduce a picture to fewer intervals. Remove events that are too short for the new resolution.
 
     Args:
         picture: The picture.
-        buckets: Number of intervals, a divisor of the picture's.
+        buckets: New number of intervals. Must divide the current number of intervals evenly.
     """
     if buckets == picture.buckets:
         return picture
@@ -44,10 +47,10 @@ def reduced(picture: Timeline, buckets: int) -> Timeline:
 
 
 def check_pictures(pictures: Iterable[Timeline]) -> None:
-    """Check that the lanes of stored pictures have one share for each class and interval, so that they can be reduced.
+    """Check that stored pictures can be reduced: each lane must have one share for each class and interval.
 
     Raises:
-        ValueError: A lane is invalid, or a picture has another resolution.
+        ValueError: A lane is invalid, or a picture does not have `FINEST_BUCKETS` intervals.
     """
     for picture in pictures:
         if picture.buckets != FINEST_BUCKETS:
@@ -59,13 +62,13 @@ def check_pictures(pictures: Iterable[Timeline]) -> None:
 
 
 def packed_shares(shares: NDArray[np.floating]) -> str:
-    """Encode the shares of a lane as in `TimelineLane`. Rows are classes, columns are intervals."""
+    """Encode a lane's shares in the format of `TimelineLane`. Rows are classes, and columns are intervals."""
     rounded = np.minimum(255, np.round(shares * 255)).astype(np.uint8)
     return base64.b64encode(zlib.compress(rounded.tobytes(), 9)).decode()
 
 
 def _unpacked(shares: str, size_bytes: int) -> bytes:
-    """Decode the result of `packed_shares`, or the first `size_bytes` + 1 bytes if there are more.
+    """Decode the result of `packed_shares`. Stop after `size_bytes` + 1 bytes.
 
     Raises:
         ValueError: The text is invalid.

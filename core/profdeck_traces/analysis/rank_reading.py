@@ -28,7 +28,7 @@ class RankReading:
     base_ns: int
     """``baseTimeNanoseconds`` of the trace; 0 if it has none."""
     facts: TraceFacts | None = None
-    """Facts about the trace, if it has a manifest."""
+    """Facts about the trace, or ``None`` if it has no manifest."""
 
     def with_facts(self, source: TraceSource) -> RankReading:
         """Return a copy of the reading with the path and facts of a source.

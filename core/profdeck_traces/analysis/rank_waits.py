@@ -88,7 +88,7 @@ def assign_waits(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) 
 
 
 def waits_on_paths(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) -> list[RankWaits | None]:
-    """Return the waits for other ranks on each rank's critical path. The arguments are those of `assign_waits`."""
+    """Return the waits for other ranks on each rank's critical path. See `assign_waits` for the arguments."""
     found: list[RankWaits | None] = [None] * len(readings)
     for team, waits in _waits_of(readings, teams):
         for index, place in enumerate(team.places):
@@ -202,12 +202,12 @@ class _TeamWaits:
         self._incomplete_ns = [0] * len(arrivals)
 
     def assign(self) -> None:
-        """Divide the waits on all paths among the owners of the awaited ranks."""
+        """Divide the waits on all paths among the owners on the awaited ranks' paths."""
         for waits in self._first_waits():
             self._assign(waits)
 
     def on_path(self, root: int) -> RankWaits:
-        """Return the waits on a rank's critical path."""
+        """Return a rank's waits for other ranks on its critical path. `root` is its index in the team."""
         waits, offset_ns = self._waits_on_path(root), self._offset_ns[root]
         numbers = np.array([rank.rank for rank in self._team.ranks], np.int64)
         return RankWaits(waits.begin - offset_ns, waits.end - offset_ns, numbers[waits.rank])

@@ -1,12 +1,15 @@
-"""Assigns the time in which trainers and servers wait for each other to the role that works meanwhile.
+"""Assigns the time that trainers and servers spend waiting for each other to the role that is working at that time.
 
-A trainer waits for servers if it runs no operator from before their first iteration until after their last. The wait is
-divided backward from the end of the last iteration: to the server that finishes last, then to the server that was busy
-before it, and so on. Servers wait for trainers in the same way. If work of the other role extends beyond the idle
-period, as in asynchronous training, the process may wait for something else, and the time keeps its owner.
+A trainer waits for servers if it runs no operators from before their first iteration until after their last. The wait
+is divided among the servers, working backward from the end of the last iteration. It is assigned first to the server
+that finishes last, then to the server that was busy before it, and so on. A server's waits for trainers are divided in
+the same way.
 
-Disaggregated servers overlap. A decode server waits for the prefill server whose iteration ended last before the decode
-server continued.
+If the other role's work extends beyond the idle period, as in asynchronous training, the process may be waiting for
+something else. In this case, the time keeps its owner.
+
+Disaggregated servers work at the same time. A decode server waits for the prefill server whose iteration was the last
+to end before the decode server resumed.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ from profdeck_traces.inputs.facts import TraceFacts
 from profdeck_traces.reading.intervals import complement, intersection, total, union
 
 NO_BATCH, WORK = "no batch", "work"
-"""Activities of a server between its iterations, and of a trainer outside its stages."""
+"""``NO_BATCH`` is the activity of a server between iterations. ``WORK`` is an activity outside all stages."""
 _NOTE = re.compile(r"Waits for (.+) are not assigned: (.+)\.")
 _CLOCK_NOISE_NS = 100_000
-_MIN_NOTED = 0.01  # fraction of the account
+_MIN_NOTED = 0.01  # fraction of the account's time
 _NS_PER_US = 1000
 _CAUSES = {
     OwnerKind.BETWEEN.label: BETWEEN,
@@ -46,7 +49,7 @@ _CAUSES = {
 
 
 class _Activity(NamedTuple):
-    """Activity of a role in an interval. Times are in Unix nanoseconds."""
+    """A role's activity during an interval. Times are in Unix nanoseconds."""
 
     begin: int
     end: int
@@ -55,21 +58,21 @@ class _Activity(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Part of a wait, and the role that was awaited."""
+    """Part of a wait, and the peer that was awaited."""
 
     peer: _Peer
     activity: _Activity
     is_last: bool
-    """True if the peer finished last in this wait."""
+    """True if the peer is the last to finish during the wait."""
 
 
 @attrs.frozen(eq=False)
 class _Peer:
-    """Activities of a server, or of all recorded ranks of another role."""
+    """A server, or all recorded ranks of another role, with their activities."""
 
     readings: Sequence[RankReading]
     bursts: Sequence[Sequence[_Activity]]
-    """Activities without a pause between them, sorted by time."""
+    """Bursts, sorted by time. Each burst is a sequence of activities without pauses."""
 
     @property
     def role(self) -> str:
@@ -77,7 +80,7 @@ class _Peer:
 
     @property
     def label(self) -> str:
-        """Role and replica, such as ``rollout/1``."""
+        """Role and replica, for example ``rollout/1``."""
         return _facts(self.readings[0]).role_and_replica
 
     @property
@@ -92,12 +95,12 @@ class _Peer:
 
     @property
     def clocks(self) -> set[str | None]:
-        """Hosts whose clocks the times refer to."""
+        """Hosts whose clocks provide the Unix times of the readings."""
         return {_clock(reading) for reading in self.readings}
 
     @property
     def error_ns(self) -> int:
-        """Maximum error of the times."""
+        """Maximum clock error of the ranks."""
         return max(_facts(reading).clock_error_ns or 0 for reading in self.readings)
 
     @property
@@ -107,11 +110,11 @@ class _Peer:
 
 
 def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Account | None]) -> list[Account | None]:
-    """Return the accounts with waits for other roles assigned to the role that worked meanwhile.
+    """Return the accounts, with each wait for another role assigned to the role that was working at the time.
 
     Args:
         readings: Readings of all ranks.
-        accounts: Account of each rank.
+        accounts: Account of each rank, or ``None`` if it has no account.
     """
     captures: dict[tuple[str, str], list[int]] = {}
     for place, reading in enumerate(readings):
@@ -132,24 +135,24 @@ def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Accoun
 
 
 def unassigned_roles(account: Account) -> dict[str, str]:
-    """Return the roles for which waits were not assigned, or only in part, and the reasons."""
+    """Return the roles for which some or all waits could not be assigned, with the reason for each role."""
     return {found[1]: found[2] for note in account.notes if (found := _NOTE.fullmatch(note))}
 
 
 def _servers(members: Sequence[RankReading]) -> list[_Peer]:
-    """Return the servers of a capture. The first recorded rank describes each server."""
+    """Return the servers in a capture. Each server is represented by its first recorded rank."""
     servers = _by_place(reading for reading in members if _is_server(reading))
     return [_Peer(readings[:1], _iterations(readings[0])) for readings in servers]
 
 
 def _trainers(members: Sequence[RankReading]) -> list[_Peer]:
-    """Return the roles of a capture that are not servers."""
+    """Return the roles in a capture that are not servers."""
     roles = _by_place(reading for reading in members if not _is_server(reading) and reading.summary.work)
     return [_Peer(readings, _stages(readings)) for readings in roles]
 
 
 def _by_place(readings: Iterable[RankReading]) -> list[list[RankReading]]:
-    """Group readings by role and replica. Each group is sorted by rank."""
+    """Group readings by role and replica, and sort each group by rank."""
     groups: dict[str, list[RankReading]] = {}
     for reading in sorted(readings, key=lambda reading: reading.summary.rank or 0):
         groups.setdefault(_facts(reading).role_and_replica, []).append(reading)
@@ -161,12 +164,12 @@ def _is_server(reading: RankReading) -> bool:
 
 
 def _facts(reading: RankReading) -> TraceFacts:
-    assert reading.facts is not None  # noqa: S101 - readings without facts belong to no capture
+    assert reading.facts is not None  # noqa: S101 - a reading without facts is not part of a capture
     return reading.facts
 
 
 def _clock(reading: RankReading) -> str | None:
-    """Return the host whose clock the reading's Unix times refer to."""
+    """Return the host whose clock provides the reading's Unix times."""
     facts = _facts(reading)
     return facts.host if facts.clock_offset_ns is None else facts.clock_host
 
@@ -180,7 +183,7 @@ def _unix_ns(reading: RankReading, time_us: float) -> int:
 
 
 def _iterations(reading: RankReading) -> list[list[_Activity]]:
-    """Return a server's bursts of iterations. Between two bursts, it has no requests that are decoding."""
+    """Return a server's iterations as bursts. Between two bursts, the server has no unfinished requests."""
     bursts: list[list[_Activity]] = []
     continues = False
     for iteration in all_iterations(reading.summary):
@@ -199,7 +202,7 @@ def _iterations(reading: RankReading) -> list[list[_Activity]]:
 
 
 def _batch_name(step: StepSummary) -> str | None:
-    """Return the number of decoding requests as a range, so that similar batches have the same name."""
+    """Return a name that gives the number of decoding requests as a range, so that similar batches share a name."""
     count = decode_requests(step)
     if step.stage != DECODE or not count:
         return None
@@ -208,7 +211,7 @@ def _batch_name(step: StepSummary) -> str | None:
 
 
 def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
-    """Return the periods in which any rank of a role works, divided at the borders of the first rank's stages."""
+    """Return the periods in which any rank of a role is working, split where the first rank's stages start or end."""
     spans = [
         (_unix_ns(reading, period.start_us), _unix_ns(reading, period.start_us + period.duration_us))
         for reading in readings
@@ -234,7 +237,7 @@ def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
 
 
 def _waits_of(reading: RankReading, servers: Sequence[_Peer], trainers: Sequence[_Peer]) -> Iterator[_Waits]:
-    """Yield the waits of a rank for each group of peers."""
+    """Yield a rank's waits, separately for each group of peers."""
     if not _is_server(reading):
         if servers:
             yield _TurnWaits(reading, servers)
@@ -252,7 +255,7 @@ def _worker_type(server: _Peer) -> str | None:
 
 
 class _Waits:
-    """Waits of one rank for its peers."""
+    """One rank's waits for its peers."""
 
     def __init__(self, reading: RankReading, peers: Sequence[_Peer]) -> None:
         self._reading, self._peers = reading, peers
@@ -266,7 +269,7 @@ class _Waits:
         self._unknown_ns = 0
 
     def account(self, account: Account) -> Account:
-        """Return the rank's account with its waits assigned."""
+        """Return the rank's account, with its waits assigned to the peers."""
         reason = self._reason()
         if reason is None:
             for begin, end in self._periods():
@@ -287,7 +290,7 @@ class _Waits:
         return attrs.evolve(account, notes=(*account.notes, f"Waits for {roles} are not assigned: {reason}."))
 
     def _reason(self) -> str | None:
-        """Return why no wait can be assigned."""
+        """Return the reason why the waits cannot be assigned, or ``None`` if they can be."""
         if {clock for peer in self._peers for clock in peer.clocks} != {_clock(self._reading)}:
             return "the clocks of the hosts are not aligned"
         for role in dict.fromkeys(peer.role for peer in self._peers if peer.is_server):
@@ -312,11 +315,11 @@ class _Waits:
 
     @property
     def _offset_ns(self) -> int:
-        """Offset from times on the trace's clock, with its base time, to Unix time."""
+        """Offset that converts times on the trace's clock, including the base time, to Unix time."""
         return (self._reading.summary.origin_unix_ns or 0) - self._reading.origin_ns - self._reading.base_ns
 
     def _assign(self, begin: int, end: int) -> None:
-        """Assign one idle period to the peers that worked in it."""
+        """Assign one idle period to the peers that worked during it."""
         raise NotImplementedError
 
     def _add(self, pieces: Sequence[_Piece], margin_ns: int | None) -> None:
@@ -324,13 +327,13 @@ class _Waits:
 
         Args:
             pieces: The pieces. They do not overlap.
-            margin_ns: Time that the wait would save without the peer that finished last; ``None`` for all of its time.
+            margin_ns: Time that would be saved without the peer that finished last; ``None`` if it is the entire wait.
         """
         gains: dict[OwnerKey, int] = {}
         for piece in pieces:
             for owner, time_ns in self._segments(piece.activity):
                 if piece.activity.awaited == NO_BATCH and owner[0] == OwnerKind.PYTHON.label:
-                    continue  # this process works, so it does not wait
+                    continue  # this process is working, not waiting
                 _, _, _, _, annotation, line, *_ = owner
                 kind, awaited, name = OwnerKind.WAIT_FOR_ROLE.label, piece.activity.awaited, piece.activity.name
                 key: OwnerKey = kind, name, None, None, annotation, line, None, awaited, piece.peer.label
@@ -345,7 +348,7 @@ class _Waits:
             self._gains_ns[key] = self._gains_ns.get(key, 0) + saved_ns
 
     def _segments(self, activity: _Activity) -> Iterator[tuple[OwnerKey, int]]:
-        """Yield the owners on the rank's path during an activity, with their times."""
+        """Yield the owner of each segment of the rank's path during an activity, and the duration of their overlap."""
         idle, begin, end = self._reading.idle, activity.begin - self._offset_ns, activity.end - self._offset_ns
         first, last = idle.segment_end.searchsorted(begin, side="right"), idle.segment_begin.searchsorted(end)
         for segment in range(int(first), int(last)):
@@ -353,7 +356,10 @@ class _Waits:
             yield idle.keys[int(idle.segment_owner[segment])], time_ns
 
     def _causes(self, causes: Sequence[CauseTime]) -> Iterator[CauseTime]:
-        """Yield the causes without the time that was moved. The time of each step is then unknown."""
+        """Yield the causes without the time that was reassigned to peers.
+
+        If a cause loses time, its times per step are cleared because they are no longer known.
+        """
         left_us: dict[tuple[str, str | None, str | None], float] = {}
         for owner, time_ns in self._moved_ns.items():
             key = _CAUSES[owner[0]], owner[4], owner[5]
@@ -368,7 +374,7 @@ class _Waits:
 
 
 class _TurnWaits(_Waits):
-    """Waits of a rank for peers that work only while it is idle."""
+    """A rank's waits for peers that work only while the rank is idle."""
 
     def _assign(self, begin: int, end: int) -> None:
         active = [(peer, [*bursts]) for peer in self._peers if (bursts := peer.bursts_in(begin, end))]
@@ -385,10 +391,10 @@ class _TurnWaits(_Waits):
 
 
 def _backward(active: Sequence[tuple[_Peer, list[Sequence[_Activity]]]], begin: int, end: int) -> Iterator[_Piece]:
-    """Divide a wait among the peers, backward from its end, starting with the peer that finishes last.
+    """Divide a wait among the peers, working backward from the peer that finishes last.
 
     Args:
-        active: Peers, and their bursts during the wait. The bursts are removed.
+        active: Peers, each with a list of its bursts during the wait. The lists are modified in place.
         begin: Start of the wait.
         end: End of the wait.
     """
@@ -414,7 +420,7 @@ def _backward(active: Sequence[tuple[_Peer, list[Sequence[_Activity]]]], begin: 
 
 
 class _PrefillWaits(_Waits):
-    """Waits of a decode server for the prefill servers of its fleet, after the trainers have finished."""
+    """A decode server's waits for the prefill servers in its fleet, after the trainers have finished."""
 
     def __init__(self, reading: RankReading, peers: Sequence[_Peer], trainers: Sequence[_Peer]) -> None:
         super().__init__(reading, peers)

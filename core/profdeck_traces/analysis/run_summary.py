@@ -33,7 +33,7 @@ from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 from profdeck_traces.inputs.sources import TraceSource
 
 _PICTURES = "pictures"
-"""Part of the cache keys of pictures."""
+"""Part of the cache key that marks an entry as pictures."""
 
 
 def summarise_run(  # noqa: PLR0913 - what to read, and where
@@ -52,7 +52,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     Args:
         sources: The traces; :func:`profdeck_traces.inputs.sources.find_sources` finds them.
         classifier: Assigns kernel classes. Default: the built-in table.
-        buckets: Number of intervals in the pictures of each trace, a divisor of `FINEST_BUCKETS`; 0 for no pictures.
+        buckets: Number of intervals in each picture. Must divide `FINEST_BUCKETS` evenly; 0 for no pictures.
         processes: Number of traces to read in parallel, each in its own process.
         cache: Cache of results. Files that have not changed since they were read are not read again.
         on_progress: Called with the number of bytes read so far and the total.
@@ -85,9 +85,9 @@ def rank_waits(
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> list[RankWaits | None]:
-    """Return the waits for other ranks on the critical path of each trace, ``None`` if they are unknown.
+    """Return each trace's waits for other ranks on its critical path, or ``None`` for a trace if they are unknown.
 
-    The arguments are those of `summarise_run`.
+    See `summarise_run` for the arguments.
     """
     how = _How(Classifier(), StepNames.load(), with_pictures=False, cache=cache)
     in_order = _readings(sources, how, processes, on_progress)
@@ -103,7 +103,7 @@ def rank_waits(
 def _readings(
     sources: Sequence[TraceSource], how: _How, processes: int, on_progress: Progress | None
 ) -> list[RankReading | TraceError]:
-    """Return the reading or the error of each trace."""
+    """Return, for each trace, either the result of reading it or the error raised."""
     found: dict[int, RankReading | TraceError] = {}
     if how.cache is not None:
         found = {index: reading for index, source in enumerate(sources) if (reading := how.kept(source)) is not None}
@@ -124,12 +124,12 @@ class _How:
     classifier: Classifier
     step_names: StepNames
     with_pictures: bool = attrs.field(kw_only=True)
-    """True if the caller needs pictures. With a cache, they are made in any case, because a report may follow."""
+    """True if the caller needs pictures. If there is a cache, they are always generated in case a report needs them."""
     cache: ResultCache | None = attrs.field(kw_only=True)
 
     @property
     def results(self) -> KeptResults:
-        """Cached results of this question."""
+        """Cached results for this classifier and these step names."""
         return KeptResults(self.cache, *cached_reading.question(self.classifier, self.step_names))
 
     def kept(self, source: TraceSource) -> RankReading | None:
@@ -178,7 +178,7 @@ class _How:
         return reading.with_facts(source)
 
     def _keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
-        """Cache a reading and its pictures if the trace is unchanged since `before`."""
+        """Cache a reading and its pictures if the trace file still has the identity `before`."""
         content, pictures = cached_reading.to_bytes(reading), cached_reading.pictures_to_bytes(reading)
         if content is not None and pictures is not None:
             about = cached_reading.about(source)
@@ -211,7 +211,10 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
 
 
 def _with_typical(ranks: Sequence[RankSummary], buckets: int) -> tuple[RankSummary, ...]:
-    """Keep only the pictures of the recording and of the typical step, with `buckets` intervals; 0 for no pictures."""
+    """Keep only the pictures of the entire recording and the typical step, reduced to `buckets` intervals.
+
+    If `buckets` is 0, remove all pictures.
+    """
     if not buckets:
         return tuple(attrs.evolve(rank, timelines=()) if rank.timelines else rank for rank in ranks)
     typical = typical_steps(ranks)

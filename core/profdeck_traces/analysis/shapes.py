@@ -18,18 +18,18 @@ _Key = tuple[str, str, str | None]
 
 
 def operator_shapes(trace: Trace, calls: CountedCalls | None) -> tuple[tuple[ShapeCalls, ...], int | None]:
-    """Sum up operators by name, input shapes and data types.
+    """Sum operator calls by name, input shapes and data types.
 
     The arg ``Input Dims`` of an operator (torch/csrc/profiler/collection.cpp) is a list with the sizes of each input.
     The entry for an input that is not a tensor is ``[]``, and the entry for a list of tensors is a list of such lists.
 
     Args:
         trace: The trace.
-        calls: Calls whose work is known, or ``None`` for a kernel table.
+        calls: Operator calls with known FLOPs, or ``None`` for a kernel table.
 
     Returns:
-        The operators with the longest total time, longest first, and the FLOPs of all counted operators. Empty and
-        ``None`` if shapes were not recorded (``record_shapes``).
+        The operators with the longest total time, in descending order, and the total FLOPs of all counted operators.
+        If shapes were not recorded (``record_shapes``), an empty tuple and ``None``.
     """
     is_operator = trace.tables.names_of_categories(frozenset({OPERATOR}))
     operators = trace.events[np.flatnonzero(is_operator[trace.events.name])]

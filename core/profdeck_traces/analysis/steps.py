@@ -220,9 +220,9 @@ def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
 
 
 def _twins(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWork:
-    """Find the host annotations that also appear on a device, with the spans of their kernels.
+    """Find the host annotations that also appear on a device, and the time span of each annotation's kernels.
 
-    The span of an annotation with unknown kernels ends before it starts.
+    If an annotation's kernels are unknown, its span ends before it starts.
 
     Args:
         columns: Host and device annotations.
@@ -255,7 +255,7 @@ def _twins(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWo
         dtype=np.int64,
     )
     extend(to[to >= 0], on_device[to >= 0])
-    # The rest by order: of the host those that no id has connected.
+    # Match the remaining annotations by their order. On the host, these are the annotations not matched by id.
     connected = np.zeros(len(host), dtype=bool)
     connected[to[to >= 0]] = True
     left = np.flatnonzero(~connected)
@@ -268,7 +268,7 @@ def _twins(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWo
         order = order[paired[of_code[stream.name[order]]]]
         rows = left[host_order[(paired & (counts > 0))[of_code[host.name[left][host_order]]]]]
         extend(rows, stream[order])
-    # One with an id that no device shows launched nothing.
+    # A host annotation whose id appears on no device launched nothing.
     kept = connected | (host_ids < 0) | np.isin(of_code[host.name], of_code[rest.name])
     return LaunchedWork(host.start_ns[kept], start[kept], end[kept])
 

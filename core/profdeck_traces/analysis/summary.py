@@ -92,7 +92,7 @@ def summarise_trace(
             `profdeck_traces.inputs.artifact_kinds`.
         classifier: Assigns kernel classes. Default: the built-in table.
         step_names: Patterns that identify steps. Default: the patterns of the installed plugins.
-        pictures: True to make pictures of the trace, which takes a quarter more time.
+        pictures: If True, also generate pictures of the trace, which takes 25 % longer.
         on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:
@@ -260,7 +260,7 @@ class _Summary:
         self._event_work = of_events if on_device else None
 
     def reading(self) -> RankReading:
-        """Return the reading, without source facts."""
+        """Return the reading, not yet including the facts about its source."""
         summary = self._summary()
         if self._with_pictures and summary.span_us:
             summary = attrs.evolve(summary, timelines=self._timelines(summary))
@@ -369,7 +369,10 @@ class _Summary:
     def _utilization(
         self, devices: tuple[DeviceSummary, ...], steps: tuple[StepSummary, ...]
     ) -> tuple[Utilization | None, tuple[StepSummary, ...]]:
-        """Return the device utilization, or ``None`` if no device work was counted, and the steps with theirs."""
+        """Return the device utilization and the list of steps, each with its own utilization.
+
+        The device utilization is ``None`` if no device work was counted.
+        """
         if self._event_work is None:
             return None, steps
         events = self._trace.events
@@ -380,7 +383,7 @@ class _Summary:
     def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals, IdlePeriods]:
         """Return the account, the critical paths to the collectives, and the idle periods on the critical path.
 
-        The account is ``None`` if the steps take no time.
+        The account is ``None`` if the steps have zero duration.
         """
         steps, events = self._trace_steps, self._trace.events
         names.events.storage.release()

@@ -70,7 +70,7 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     steps: tuple[StepSummary, ...],
     devices: Sequence[DeviceSummary],
 ) -> tuple[Utilization | None, tuple[StepSummary, ...]]:
-    """Compute the utilization of a trace and of each step.
+    """Compute the device utilization for a trace and for each of its steps.
 
     Args:
         device: Device model.
@@ -82,7 +82,8 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
         devices: Summaries of the devices.
 
     Returns:
-        The utilization, or ``None`` if no FLOPs were counted, and the summaries of the steps with their utilization.
+        The utilization of the trace, or ``None`` if no FLOPs were counted, and the step summaries, each with its own
+        utilization.
     """
     if not work.flops.any():
         return None, steps

@@ -136,7 +136,7 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
     share = np.zeros(len(rows))
     run = call[used]
     if on_device and (is_captured := calls.row >= names.first_captured).any():
-        # Each launch of a graph performs the captured calls again.
+        # Each graph launch runs the captured calls again.
         launch = np.where(is_captured[run], values_at(names.launch, rows[used]), -1)
         run = np.unique(run * (names.events.complete + 1) + launch + 1, return_inverse=True)[1]
     share[used] = weight[used] / np.bincount(run, weights=weight[used])[run]

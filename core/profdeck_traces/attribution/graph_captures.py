@@ -1,10 +1,10 @@
-"""Operators of the kernels in graphs, from traces that were recorded while the graphs were captured.
+"""Operators for graph kernels, read from traces recorded while the graphs were captured.
 
-A graph launch runs all kernels of a graph, without host events of the operators inside. During the capture, a launch
-call runs no device work, but adds a node to the graph. If both traces have the same sequence of nodes, the operators,
-modules and frames around the captured calls are those of the kernels.
+A graph launch runs all kernels of a graph, but records no host events for the operators inside. During the
+capture, a launch call runs no device work, but adds a node to the graph. If both traces have the same
+sequence of nodes, the operators, modules and frames around the captured calls are those of the kernels.
 
-On AMD devices, launch calls have the arg ``kernel`` with the kernel's name. Launch calls of CUDA have no such arg, so
+On AMD devices, launch calls have the arg ``kernel`` with the kernel's name. CUDA launch calls have no such arg, so
 their sequence cannot be compared, and the operators remain unknown.
 """
 
@@ -40,18 +40,18 @@ _Nodes = tuple[str, ...]
 
 @attrs.frozen(eq=False)
 class GraphOperators:
-    """Events of a trace together with the operators inside its graphs."""
+    """A trace's events, together with the operators inside its graphs."""
 
     events: Events
-    """Events of the trace, followed by the events that were recorded during graph captures, on tracks of their own."""
+    """Events of the trace, followed by the events recorded during graph captures, on separate tracks."""
     calls: CapturedCalls
     note: str
-    """Sentence about the graph launches whose operators are known and unknown."""
+    """Note that describes for which graph launches the operators are known."""
 
 
 @attrs.frozen(eq=False)
 class _Capture:
-    """Capture of one graph. The events are the captured calls, and the operators and frames around them."""
+    """Capture of one graph. `events` contains the captured calls, and the operators and frames around them."""
 
     nodes: _Nodes
     events: Events
@@ -60,13 +60,13 @@ class _Capture:
     owners: tuple[tuple[str | None, ...], ...]
     """Operator, module path and frame of each node."""
     inputs: tuple[tuple[str | None, ...], ...]
-    """Shapes, data types and values of the inputs of each node's operator."""
+    """Input shapes, data types and values for each node's operator."""
 
 
 def graph_operators(
     events: Events, paths: Sequence[Path], is_step: Callable[[str], bool], *, is_required: bool
 ) -> GraphOperators | None:
-    """Match graph launches with captures, or return ``None`` if the trace has no graph launch with device work.
+    """Match graph launches with captures. Return ``None`` if no graph launch in the trace has device work.
 
     A graph launch matches a capture if both have the same kernels, copies and fills in the same order. If several
     captures match, for example for several batch sizes, their operators are used only if all captures agree. Input
@@ -148,7 +148,7 @@ def _launched_nodes(events: Events) -> dict[_Nodes, list[Int]]:
 
 
 def _captures(path: Path, launched: dict[_Nodes, list[Int]], is_step: Callable[[str], bool]) -> Iterator[_Capture]:
-    """Yield the captures in a trace whose nodes are those of a graph launch.
+    """Yield the captures in a trace that have the same nodes as a graph launch.
 
     Raises:
         TraceError: The trace cannot be read, contains no graph capture, or its launches have no kernel names.
@@ -172,7 +172,7 @@ def _captures(path: Path, launched: dict[_Nodes, list[Int]], is_step: Callable[[
 
 
 def _capture_bounds(events: Events) -> Iterator[tuple[int, int]]:
-    """Yield the rows of the calls that begin and end each capture. A capture without an end is skipped."""
+    """Yield the rows of the calls that start and end each capture. Captures without an end are skipped."""
     is_call = events.has_category(RUNTIMES)
     begins, ends = (
         np.flatnonzero(events.with_name(is_call, functools.partial(_matches, pattern))) for pattern in (_BEGIN, _END)
@@ -212,7 +212,7 @@ def _nodes(events: Events, calls: Int) -> _Nodes | None:
 
 
 def _capture(events: Events, calls: Int, nodes: _Nodes, is_step: Callable[[str], bool]) -> _Capture:
-    """Return a capture with only the events around its calls."""
+    """Return a capture that contains only its calls and the operators and Python frames around them."""
     is_owner = events.has_category({OPERATOR, PYTHON})
     is_kept = np.zeros(events.complete, np.bool_)
     around = calls
@@ -242,7 +242,7 @@ def _names(events: Events, rows: Rows) -> list[str | None]:
 
 
 def _common(one: _Capture, other: _Capture) -> _Capture | None:
-    """Return what two captures with the same nodes have in common, or ``None`` if their operators differ."""
+    """Return the attributes shared by two captures with the same nodes, or ``None`` if their operators differ."""
     if one.owners != other.owners:
         return None
     if one.inputs == other.inputs:

@@ -86,4 +86,4 @@ class AttributedTimes:
     lines: tuple[AttributedTime, ...]
     """Time by innermost function in user code, as ``file(line): function``. The line is the function's first line."""
     note: str | None = None
-    """Number of graph launches whose operators are known. ``None`` without graph captures."""
+    """Number of graph launches with known operators; ``None`` without graph captures."""

@@ -106,8 +106,8 @@ class Attribution:
 
     @functools.cached_property
     def annotation(self) -> Rows:
-        """The innermost annotation around the event that is not a step; -1 for steps."""
-        # A step can start inside an annotation of the previous step, such as that of the optimizer.
+        """The innermost annotation around the event, ignoring step annotations; -1 for steps."""
+        # A step can start inside an annotation of the previous step, such as the optimizer's annotation.
         around = self.events.innermost(self._is_annotation)
         around[self._is_step] = -1
         return self._at_host(around)

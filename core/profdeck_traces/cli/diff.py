@@ -168,7 +168,7 @@ def _plain(diff: RunDiff, limit: float, top: int | None) -> dict[str, Any]:
 
 
 def _print(diff: RunDiff, judgement: regression_limit.Judgement, top: int, *, full_names: bool) -> None:
-    """Print the verdicts of all roles, followed by the tables that fit on the screen, or by all tables in a pipe."""
+    """Print each role's verdict, then the tables. On a terminal, omit tables that do not fit unless `top` is 0."""
     console = terminal.stdout_console()
     width = text_layout.width_of(console, full_names=full_names)
     lines: list[Text] = []
@@ -180,7 +180,7 @@ def _print(diff: RunDiff, judgement: regression_limit.Judgement, top: int, *, fu
     tables = [table for role in diff.roles for table in _tables(role, top or None, width, len(diff.roles) > 1)]
     notes: list[str] = []
     if top and sys.stdout.isatty():
-        # One line is left for the prompt.
+        # Leave one line for the prompt.
         tables, notes = text_layout.fitted(tables, console.height - 1 - len(lines), "--top 0")
     for block in (
         *(table.lines for table in tables),
@@ -205,13 +205,13 @@ def _heading(role: RoleDiff, limit: float, width: int) -> list[Text]:
 
 
 def _tables(role: RoleDiff, top: int | None, width: int, named: bool) -> list[text_layout.ScreenTable]:  # noqa: FBT001
-    """Return the tables of the largest changes of a role. The account is the first table to get space on a screen.
+    """Return the tables with a role's largest changes. The account table has the highest priority for screen space.
 
     Args:
         role: The comparison of the role.
-        top: Number of changes of each kind; ``None`` for all.
+        top: Maximum number of changes of each kind; ``None`` for all.
         width: Width of the terminal.
-        named: Include the name of the role in the headings.
+        named: If True, include the role's name in the headings.
     """
     tables = []
     if (account := role.account) is not None:
@@ -234,7 +234,7 @@ def _tables(role: RoleDiff, top: int | None, width: int, named: bool) -> list[te
     return [table for table in tables if table.lines]
 
 
-def _section(  # noqa: PLR0913, PLR0917 - the last parameter varies
+def _section(  # noqa: PLR0913, PLR0917 - callers bind all parameters but the last
     heading: str, role: RoleDiff, changed: Sequence[Change], width: int, section: str, limit: int
 ) -> list[Text]:
     lines = _table(heading, role, changed[:limit], width, section=section)

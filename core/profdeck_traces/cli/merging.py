@@ -97,7 +97,7 @@ class Merged:
 
 
 _Aligned = tuple["TraceSource", int, "Selection | None", "RankWaits | None"]
-"""A source trace, its clock shift in nanoseconds, the events to keep (``None`` for all), and its waits for ranks."""
+"""A source trace, its clock shift in nanoseconds, the events to keep (``None`` for all), and its waits for peers."""
 
 
 def with_operators(merge: Merge) -> Merge:
@@ -210,7 +210,7 @@ def _shifts(sources: Sequence[TraceSource], alignment: Alignment, processes: int
 
 
 def _waits(sources: Sequence[TraceSource], processes: int) -> Sequence[RankWaits | None]:
-    """Return the waits for other ranks on the critical path of each trace. Cached results are used, if any."""
+    """Return each trace's waits for other ranks on its critical path. Use cached results if available."""
     from profdeck_traces.analysis.run_summary import rank_waits
     from profdeck_traces.base.result_cache import ResultCache
 

@@ -94,7 +94,7 @@ class Judgement:
         return f"{verdict_of(role, self.limit)} {result} the limit of {self.limit * 100:g}%."
 
     def reasons_not_in(self, texts: Sequence[str]) -> list[str]:
-        """Return the reasons in `undecided` that none of the texts contains."""
+        """Return the reasons in `undecided` that do not appear in any of the texts."""
         reasons = [reason for _, reason in self.undecided_roles] + self.lost_roles
         pairs = zip(self.undecided, reasons, strict=True)
         return [full for full, reason in pairs if not any(reason in text for text in texts)]
@@ -104,7 +104,7 @@ class Judgement:
 
         Args:
             problems: Error messages for traces that cannot be read.
-            verdicts: Verdicts that were printed. Reasons in them are not printed again.
+            verdicts: Verdicts that have already been printed. Reasons that appear in them are not repeated.
 
         Raises:
             typer.Exit: There is a problem or a regression.

@@ -124,16 +124,16 @@ def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text
 
 @attrs.define(eq=False)
 class ScreenTable:
-    """A table with a variable number of rows."""
+    """A table whose number of rows can be adjusted to the screen."""
 
     render: Callable[[int], list[Text]]
-    """Function that formats the table with at most the given number of rows."""
+    """Function that formats the table, given the maximum number of rows."""
     priority: int
-    """Order in which tables are given space on the screen. Tables with priority 0 are always shown."""
+    """Order in which tables are allocated screen space, lowest first. Tables with priority 0 are always shown."""
     rows: int
     """Number of rows to show. Initially the maximum."""
     fewest: int
-    """Minimum number of rows. If they do not fit, the table is hidden."""
+    """Minimum number of rows. If this many do not fit, the table is hidden."""
 
     @property
     def lines(self) -> list[Text]:
@@ -142,12 +142,14 @@ class ScreenTable:
 
 
 def fitted(tables: Sequence[ScreenTable], room: int, option: str) -> tuple[list[ScreenTable], list[str]]:
-    """Return the tables that fit in `room` lines with a blank line before each, and a note if some do not fit.
+    """Return the tables that fit in `room` lines, and a note if some do not fit.
+
+    A blank line before each table is included in the count.
 
     Args:
         tables: The tables in display order.
         room: Number of lines.
-        option: Option of the command that shows all tables.
+        option: Command-line option that shows all tables.
     """
     shown = _fitted(tables, room)
     if len(shown) == len(tables):
@@ -160,7 +162,7 @@ def fitted(tables: Sequence[ScreenTable], room: int, option: str) -> tuple[list[
 def _fitted(tables: Sequence[ScreenTable], room: int) -> list[ScreenTable]:
     """Return the tables that fit in `room` lines, each with as many rows as possible.
 
-    First, tables get their minimum number of rows, in order of priority. Then they take turns growing by one row.
+    Tables first get their minimum number of rows, in order of priority. They then take turns growing by one row.
     """
     shown = []
     for index, table in sorted(enumerate(tables), key=lambda item: item[1].priority):

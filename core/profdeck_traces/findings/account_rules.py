@@ -47,6 +47,8 @@ class _Cause:
     """True if the trace records the cause directly."""
     needs_stacks: bool = False
     """True if the cause is only visible in Python stacks."""
+    runs_operators: bool = False
+    """True if all of the cause's time can be inside operators, so that a trace without stacks never rules it out."""
     gain_share: float = 1.0
     """Fraction of the gain that the action can save."""
 
@@ -122,6 +124,7 @@ _CAUSES = {
         subject=_fixed("Validation inside the step takes"),
         cure=_fixed("validate less often"),
         needs_stacks=True,
+        runs_operators=True,
     ),
     causes.COMPILATION: _Cause(
         rule="compilation",
@@ -226,6 +229,7 @@ _CAUSES = {
         cure=_fixed("copy less often, or only the tensors that change, in place with torch.Tensor.copy_"),
         is_certain=True,
         needs_stacks=True,
+        runs_operators=True,
     ),
     causes.LOOP: _Cause(
         rule="small-operators",
@@ -283,7 +287,7 @@ _SMALL_COLLECTIVES = attrs.evolve(
         else "combine them, for example by flattening the tensors into one"
     ),
 )
-"""Communication by at least `_MIN_COLLECTIVES` calls per step that take less than `_MAX_SMALL_COLLECTIVE_US` each."""
+"""At least `_MIN_COLLECTIVES` communication calls per step, each shorter than `_MAX_SMALL_COLLECTIVE_US`."""
 _MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 2_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
@@ -309,7 +313,7 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
 
 
 def gain_from(view: RankView, cause: str) -> float:
-    """Return the gain per step from a cause, or 0 if it has no finding."""
+    """Return the gain per step from removing a cause, or 0 if the cause has no finding."""
     account = view.rank.account
     if account is None:
         return 0.0
@@ -317,9 +321,9 @@ def gain_from(view: RankView, cause: str) -> float:
 
 
 def small_kernels_us(view: RankView) -> float | None:
-    """Return the gain per step from small kernels and their launches, or ``None`` if it is unknown.
+    """Return the gain per step from removing small kernels and their launches, or ``None`` if it is unknown.
 
-    Kernels of graphs do not count.
+    Exclude kernels in graphs.
     """
     account = view.rank.account
     gains = [one.gain_us or 0.0 for one in account.causes if one.cause == causes.SMALL] if account else []
@@ -328,7 +332,7 @@ def small_kernels_us(view: RankView) -> float | None:
 
 
 def stage_of(view: RankView, cause: str) -> str | None:
-    """Return the stage with the most time of a cause, or ``None`` if it is unknown."""
+    """Return the stage in which a cause takes the most time, or ``None`` if it is unknown."""
     account = view.rank.account
     return next((one.annotation for one in account.causes if one.cause == cause), None) if account else None
 
@@ -594,7 +598,9 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
     unexplained = sum(one.time_us for one in account.causes if one.cause == causes.BETWEEN) / account.time_us
     if not account.has_stacks:
         for cause in _CAUSES.values():
-            if cause.needs_stacks and unexplained > cause.min_share:
+            if cause.runs_operators:
+                yield NotJudged(cause.rule, "stacks were not recorded")
+            elif cause.needs_stacks and unexplained > cause.min_share:
                 yield NotJudged(
                     cause.rule, f"stacks were not recorded, and {percent(unexplained)} is outside operators"
                 )

@@ -118,7 +118,7 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
         return
     mean = statistics.fmean(count for _, count in queued)
     running = statistics.fmean(_running(iteration) for iteration, _ in queued)
-    # Little's law: the mean numbers of requests are proportional to the mean times that a request waits and runs.
+    # Little's law: the mean numbers of waiting and running requests are proportional to the mean waiting and run times.
     share = mean / (mean + running)
     time_us = share * server.iteration_us
     text = f"A request waits for {percent(share)} of its time ({mean:.1f} requests wait on average, {running:.1f} run)"
@@ -239,7 +239,7 @@ def sampler(server: ServerView) -> Iterator[Result]:
 
 
 def detokenisation(server: ServerView) -> Iterator[Result]:
-    """Report detokenising on the critical path of the engine that takes over 10 % of the server's time."""
+    """Report detokenization if it takes over 10 % of the server's time on the engine's critical path."""
     accounts = [view.rank.account for view in server.views if view.rank.account is not None]
     owners = [
         owner

@@ -29,8 +29,10 @@ _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
-    """Return the findings of a run: first missing data, then a machine that was busy for over 20 % of the step, then
-    findings sorted by the share of a step to be gained, or that they take if the gain is unknown.
+    """Return the findings of a run.
+
+    Missing data comes first, then machines that were busy for over 20 % of the step. The remaining findings are sorted
+    by their gain as a share of the step, or by the share of the step they take if the gain is unknown.
     """
     return with_findings(run).findings
 

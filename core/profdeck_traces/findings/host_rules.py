@@ -20,7 +20,7 @@ BUSY_MACHINE, THROTTLING = "busy-machine", "throttling"
 _FEWEST_STEPS = 3
 _LONGER = 1.1
 _NOISE_US = 1000
-"""Excess that the start of the recording or the scheduler of the host can cause in any step."""
+"""Additional time that the start of recording or the host scheduler can cause in any step."""
 
 
 def _is_loading(stage: StageSummary) -> bool:
@@ -28,7 +28,7 @@ def _is_loading(stage: StageSummary) -> bool:
 
 
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """Report steps if the longest takes over 1.25 times the median, or if they deviate from it by over 10 %.
+    """Report steps if the longest takes over 1.25 times the median, or if steps deviate from the median by over 10 %.
 
     A longest step below twice the median counts only if the mean exceeds the median by over 5 %.
     If the FLOPs of the longest step explain its duration, report uneven batches instead. Report decode iterations
@@ -69,8 +69,9 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
 
 
 def slow_device(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """Kernels that take over 10 % longer than the same kernels in the fastest quarter of the steps, in at least two
-    steps in a row. The sizes of their inputs must be the same.
+    """Report kernels that run over 10 % slower than in the fastest quarter of the steps.
+
+    This must happen in at least two consecutive steps with the same input sizes.
     """
     steps = [step for step in view.steps if step.slowdown is not None]
     factors = [step.slowdown or 1.0 for step in steps]

@@ -240,7 +240,7 @@ def teams_of(run: RunSummary) -> tuple[Team, ...]:
 
 
 def headlines_of(teams: Sequence[Team]) -> list[str]:
-    """Return the headline of each role, with its name if there are several roles."""
+    """Return one headline per role, and include the role's name if there are several roles."""
     named = len(teams) > 1
     return [f"{team.name or 'trace'}: {team.headline}" if named else team.headline for team in teams if team.headline]
 

@@ -1,4 +1,4 @@
-"""Amount of work on the device of one rank, relative to other ranks."""
+"""Amount of device work on one rank, relative to other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profdeck_traces.findings.rank_view import RankView
 
 
 class WorkRatio(NamedTuple):
-    """Work of a rank, relative to the median of other ranks."""
+    """A rank's work relative to the median of the other ranks."""
 
     ratio: float
     text: str
@@ -21,7 +21,7 @@ class WorkRatio(NamedTuple):
 
 
 def work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio | None:
-    """Return the work of a rank relative to other ranks, or ``None`` if it is unknown.
+    """Return a rank's work relative to other ranks, or ``None`` if it is unknown.
 
     The work is the number of FLOPs. If shapes were not recorded, it is the time that the rank's kernels would take at
     the speed of the other ranks, given the number of calls and their grids.

@@ -1,7 +1,7 @@
 """Rules that compare servers with the other roles of one capture.
 
 They cover trainers and rollouts that take turns, weight updates and tool calls. All of them read the waits between
-roles in the accounts, see `profdeck_traces.analysis.role_waits`.
+roles from the accounts (see `profdeck_traces.analysis.role_waits`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def idle_decode(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
 
 
 def _idle_servers(capture: _Capture, cause: str, do: str) -> Iterator[RankFinding | NotJudged]:
-    """Yield findings about waits of servers, for their own role if `cause` is `IDLE_DECODE`, otherwise for others."""
+    """Yield findings about server waits: for their own role if `cause` is `IDLE_DECODE`, otherwise for other roles."""
     for server, view, iterations in capture.servers:
         account = view.rank.account
         found = _wait(account, is_own=cause == IDLE_DECODE, role=view.rank.role) if account else None
@@ -116,7 +116,7 @@ def _idle_servers(capture: _Capture, cause: str, do: str) -> Iterator[RankFindin
 
 @attrs.frozen
 class _Wait:
-    """Waits of an account, with their longest peer, activity of the peer, and stage of the waiting process."""
+    """Waits in an account, with the peer, peer activity and stage of the waiting process that take the most time."""
 
     time_us: float
     share: float
@@ -128,7 +128,7 @@ class _Wait:
 def _wait(account: Account, *, is_own: bool, role: str | None = None) -> _Wait | str | None:
     """Return the waits for the given role if `is_own`, otherwise for other roles.
 
-    If they take at most 20 % of the account, return the reason why they were not assigned, or ``None``.
+    If the waits take at most 20 % of the account, return the reason they were not assigned, or ``None``.
     """
     waits = [wait for wait in _role_waits(account) if ((wait.peer or "").partition("/")[0] == role) is is_own]
     time_us = sum(wait.time_us for wait in waits)
@@ -205,7 +205,7 @@ def no_requests(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
 
 
 def _tool(capture: _Capture, server: str, least_us: float) -> str | None:
-    """Return the stage in which a role calls tools while a server has no batch, if this takes at least `least_us`."""
+    """Return the stage in which a role calls tools for at least `least_us` while a server has no batch, or ``None``."""
     for view in capture.others:
         stages = Counter[str]()
         for wait in _role_waits(view.rank.account):

@@ -181,10 +181,11 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
 
 
 def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -> bool:
-    """Return whether waits for a CPU cannot explain that the other ranks wait `time_us` per step for a slow rank.
+    """Return whether CPU contention cannot explain why other ranks wait `time_us` per step for a slow rank.
 
-    This is the case if only one side had a busy machine. Otherwise, one owner must explain at least half of the wait,
-    both in total and in most steps, and grow more than twice as much as the other owners together.
+    Return True if the slow rank has devices, or unless both sides had a busy machine. Otherwise, one owner must explain
+    at least half of the wait, both in total and in most steps. Its relative growth must also be at least twice that of
+    all other owners combined.
     """
     if slow.rank.devices or not slow.is_contended or not any(view.is_contended for view in others):
         return True
@@ -207,13 +208,13 @@ def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -
 
 
 def _time_and_rest_us(view: RankView, owner: _Owner) -> tuple[float, float]:
-    """Return the time per step of an owner, and of all other owners on the rank's critical path."""
+    """Return the time per step that an owner takes on the rank's critical path, and the time of all other owners."""
     times = _own_times_us(view)
     return times.get(owner, 0.0), sum(times.values()) - times.get(owner, 0.0)
 
 
 def _steps_us(view: RankView, owner: _Owner) -> list[float]:
-    """Return the time of an owner in each step. Empty if it is unknown."""
+    """Return the time that an owner takes in each step, or an empty list if it is unknown."""
     account = view.rank.account
     same = [of for of in (account.owners if account else ()) if (of.kind, of.name, of.line, of.annotation) == owner]
     if not all(of.steps_us for of in same):
@@ -576,7 +577,7 @@ def low_bandwidth(views: Sequence[RankView]) -> Iterator[RankFinding]:
             own = [call for call, of in calls if of.rank.path == path]
             time_us = sum(min_us[call.name, call.size_bytes] * view.calls_per_step(call.count) for call in own)
             path_us = _path_us(view, lambda name: not is_message(name))
-            # At the usual bandwidth, communication that overlaps with compute now would still overlap.
+            # At normal bandwidth, communication that currently overlaps with compute would still overlap.
             gain_us = min(time_us * (1 - best / _USUAL_BYTES_PER_S), path_us, view.exposed_communication_us)
             yield draft(
                 view,
@@ -591,7 +592,7 @@ def low_bandwidth(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """Sends and receives that take over 10 % of the step on the critical path. Traces do not identify the sender.
+    """Report sends and receives that take over 10 % of the step on the critical path. Traces do not name the sender.
 
     The gain assumes four times as many microbatches. The bubble of p stages takes (p - 1) / m of the work of m
     microbatches (Narayanan et al., SC 2021, section 2.2).

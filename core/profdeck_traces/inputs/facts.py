@@ -64,11 +64,11 @@ class TraceFacts:
     host_load: HostLoad | None = None
     """Host load during the capture, or ``None`` if it was not recorded."""
     recorded_until_ns: int | None = None
-    """Time of the last clock anchor in Unix nanoseconds on `clock_host`; ``None`` without clock anchors."""
+    """Time of the last clock anchor in Unix nanoseconds on `clock_host`; ``None`` if there are no clock anchors."""
     worker_type: str | None = None
-    """Type of the server: ``regular``, ``prefill`` or ``decode``; ``None`` if unknown."""
+    """Server type: ``regular``, ``prefill`` or ``decode``; ``None`` if unknown."""
     fleet_size: int | None = None
-    """Number of servers in the server's fleet, whether they recorded or not; ``None`` if unknown."""
+    """Number of servers in this server's fleet, including servers that were not recorded; ``None`` if unknown."""
 
     @property
     def role_and_replica(self) -> str:

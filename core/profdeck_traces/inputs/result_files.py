@@ -40,7 +40,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     reading: bytes
     """The encoded reading, without pictures."""
     pictures: bytes
-    """The encoded pictures of the reading."""
+    """The reading's encoded pictures."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -22,7 +22,7 @@ _JSON = (".json", ".json.gz")
 _RECORDER_PREFIXES = ("rank_", "target.", ".")
 
 GRAPH_CAPTURES = "capture_traces"
-"""Name of the directory in which engines store the traces of their graph captures."""
+"""Name of the directory in which engines store traces of graph captures."""
 
 
 @attrs.frozen
@@ -33,13 +33,13 @@ class TraceSource:
     facts: TraceFacts | None = None
     """Facts from the run; ``None`` for a trace outside a run."""
     captures: Path | None = None
-    """A trace of graph captures, or a directory of such traces."""
+    """A graph-capture trace, or a directory of such traces."""
 
     @property
     def graph_captures(self) -> tuple[Path, ...]:
-        """Traces of graph captures: those in `captures`, or in the directory `GRAPH_CAPTURES` next to the trace.
+        """Graph-capture traces, from `captures` if it is set, or else from `GRAPH_CAPTURES` next to the trace.
 
-        They contain the operators inside the graphs that the trace launches.
+        These traces contain the operators inside the graphs that the main trace launches.
         """
         path = self.captures or self.path.parent / GRAPH_CAPTURES
         if path.is_dir():
@@ -92,8 +92,8 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     A path of a file, or of a directory that a plugin reads, is always treated as a trace. Other directories are
     searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, and for ``.json`` or ``.json.gz`` files
     that start like a trace. Files that manifests list and artifacts of plugins are found as well. Merged traces are
-    skipped, because the traces of the ranks have the same events. Traces of graph captures are skipped if they are next
-    to a trace that uses them; see `TraceSource.graph_captures`.
+    skipped because the ranks' traces contain the same events. Graph-capture traces are skipped if they are next to a
+    trace that uses them; see `TraceSource.graph_captures`.
 
     Args:
         paths: Files and directories.

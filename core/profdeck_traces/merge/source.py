@@ -39,7 +39,7 @@ class MergeSource:
     """Add the part of the critical path that overlaps this window as a thread. The bounds are nanoseconds on the clock
     of the trace; a bound of ``None`` means unbounded. ``None`` adds nothing."""
     waits: RankWaits | None = None
-    """Waits for other ranks, which become events of that thread."""
+    """Waits for other ranks, written as events of that thread."""
 
     @property
     def file(self) -> Path:

@@ -77,7 +77,11 @@ _VALIDATION = re.compile(r"(?:^|[^a-z])(?:validat(?:e|ion)|eval(?:uate|uation)?)
 _VALIDATION_FRAME = re.compile(r"\(\d+\): (?:\w*_)?(?:run_)?(?:validate|validation|evaluate)(?:_\w+)?$")
 _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
 # `run_backward` waits for the autograd threads.
-_PROFILER_FRAME = re.compile(r"(?:.*[\\/])?(?:profdeck(?:_\w+)?[\\/]|torch[\\/]profiler[\\/]profiler\.py\()")
+# Other directories with such a name, for example ``/data/profdeck_job/``, belong to the user.
+_PROFILER_FRAME = re.compile(
+    r"(?:(?:.*[\\/])?(?:(?:site|dist)-packages|core|plugins)[\\/])?profdeck(?:_\w+)?[\\/]"
+    r"|(?:.*[\\/])?torch[\\/]profiler[\\/]profiler\.py\("
+)
 _THREAD_ENTRY = re.compile(r"(?:.*[\\/])?threading\.py\(\d+\): (?:_bootstrap|_bootstrap_inner|run)")
 _WAITING_FRAME = re.compile(
     r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
@@ -85,7 +89,7 @@ _WAITING_FRAME = re.compile(
     r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
     r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
 )
-# `os.read` reads pipes, for example those of a child process. Files are read with methods of `_io`.
+# `os.read` reads pipes, for example the output of a child process. Files are read with methods of `_io`.
 _EXTERNAL_WAIT = re.compile(
     r"<built-in (?:function (?:waitpid|waitid|wait3|wait4|read)>|method (?:recv\w*|connect|accept|sendall|read) of "
     r"(?:_?socket|_?ssl))"

@@ -88,7 +88,7 @@ class Pairs:
         return Pairs(has_value.astype(np.uint32), self.value[at[has_value]])
 
     def with_rows(self, first: int, shift: int, added: Sequence[Pairs]) -> Pairs:
-        """Return the values with all rows from `first` on shifted, and with values of rows in between added."""
+        """Return the values with rows from `first` onwards shifted and the values of new rows inserted."""
         index = int(np.searchsorted(self.row, first))
         row = [self.row[:index], *(pairs.row for pairs in added), self.row[index:] + np.uint32(shift)]
         return Pairs(
@@ -239,9 +239,9 @@ class Events:
 
     @functools.cached_property
     def is_profiler_track(self) -> Mask:
-        """True for each track of a thread that profdeck started, for example to check limits.
+        """True for each track whose thread was started by profdeck, for example to check limits.
 
-        With stacks, its outermost function, after the functions of `threading`, is a function of profdeck.
+        With stacks, the outermost function of such a thread, ignoring `threading` functions, belongs to profdeck.
         """
         found = np.zeros(len(self.tracks), np.bool_)
         for first, last in self.track_bounds():
@@ -286,7 +286,7 @@ class Events:
         )
 
     def followed_by(self, others: Sequence[Events], args: Iterable[str]) -> Events:
-        """Return the events with the complete events of other traces appended on tracks of their own.
+        """Return these events with the complete events of other traces appended on separate tracks.
 
         The times of the other events are shifted so that they end before the first of these events. The result cannot
         be used to copy a trace.

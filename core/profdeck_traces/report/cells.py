@@ -31,11 +31,14 @@ class Cell:
 
 
 Grid = dict[str, Callable[[_Item], Cell]]
-"""Columns of a table: the heading of each, and the function that formats its cell for an item."""
+"""Columns of a table. Maps each heading to the function that formats an item's cell in that column."""
 
 
 def table(items: Iterable[_Item], grid: Grid[_Item]) -> tuple[list[Column], list[list[Cell]]]:
-    """Return the columns and rows of a table with one row per item. A column is numeric if its first cell is."""
+    """Return the columns and rows of a table with one row per item.
+
+    A column is numeric if its first cell is numeric.
+    """
     rows = [[cell(item) for cell in grid.values()] for item in items]
     numbers = [cell.kind == "n" for cell in rows[0]] if rows else [True] * len(grid)
     return list(map(Column, grid, numbers)), rows

@@ -59,7 +59,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
 
 
 def _named(what: str, of_what: tuple[list[Column], list[list[Cell]]]) -> list[tuple[str, object]]:
-    """Return the columns and rows of a table with their names in the template."""
+    """Return a table's columns and rows, each paired with its variable name in the template."""
     columns, rows = of_what
     return [(f"{what}_columns", columns), (f"{what}s", rows)]
 
@@ -215,7 +215,7 @@ def _series(team: Team) -> list[tuple[str, list[tuple[float, float]]]]:
 
 
 def _small_tables(team: Team, most: int) -> dict[str, Any]:
-    """Return tables with the rank in the first column, sorted by the time of their items, longest first."""
+    """Return the tables that have the rank in the first column. Sort their rows by time, longest first."""
     ranks = [(view.label, view.rank) for view in team.views]
     devices = [(label, one) for label, rank in ranks for one in rank.devices]
     found: dict[str, Any] = {}

@@ -166,7 +166,7 @@ def memory(summary: MemorySummary) -> Markup:
 
 
 def _axis(label: Callable[[float], str]) -> list[Markup]:
-    """Return the horizontal axis, and the labels of 100, 50 and 0 % of the height."""
+    """Return the horizontal axis and the labels at 100, 50 and 0 % of the plot's height."""
     line = Markup('<line class="axis" x1="60" x2="{}" y1="{}" y2="{}"/>').format(_PLOT_WIDTH, 92, 92)
     text = Markup('<text class="dim" x="54" y="{}" text-anchor="end">{}</text>')
     return [line, *(text.format(y + 4, label(share)) for share, y in ((1.0, 14), (0.5, 53), (0.0, 92)))]

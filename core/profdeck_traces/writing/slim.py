@@ -52,7 +52,7 @@ class SlimSource:
     with_path: bool = False
     """True to add the critical path as a track, limited to the selection's window for host events."""
     waits: RankWaits | None = None
-    """Waits for other ranks, which become slices of that track."""
+    """Waits for other ranks, written as slices on that track."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,10 +61,10 @@ class Written:
 
     events: int
     device_events: int | None = None
-    """Number of events that are device work; ``None`` for a JSON trace."""
+    """Number of device events; ``None`` for a JSON trace."""
     size_bytes: int
     problems: Sequence[str]
-    """Problems of damaged sources, whose readable events are in the file."""
+    """Problems with damaged sources. Their readable events are in the file."""
     unread: int = 0
     """Number of damaged sources that have no readable event."""
     without_path: Sequence[str] = ()

@@ -168,7 +168,7 @@ def test_run_of_trainer_and_rollouts_is_complete(tmp_path) -> None:
 
 
 def assert_waits_for_the_other_role(trace: dict[str, Any]) -> None:
-    """Assert that a trace's account contains waits for the other role, and that all times add up to its steps."""
+    """Assert that a trace's account contains waits for the other role and that its times add up to the steps."""
     account = trace["account"]
     assert sum(round(owner["time_us"] * 1000) for owner in account["owners"]) == round(account["time_us"] * 1000)
     waits = [owner for owner in account["owners"] if owner["kind"] == "wait for role"]

@@ -17,7 +17,7 @@ from profdeck.records.capture import CaptureRecord, Unit
 
 MAIN, PID = 100, 4000
 WAIT = ("work.py(9): receive", "<built-in method acquire of _thread.lock object at 0x7f1>")
-"""Python frames of a wait."""
+"""Python frames during a wait."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""A simulated trainer and its servers, with a millisecond-by-millisecond computation of the owners of their time."""
+"""A simulated trainer and its servers. Each millisecond of waiting is assigned to the awaited peer's activity."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from profdeck.base.identity import Identity
 
 UNIX_NS = 1_700_000_000 * 10**9
 Label = tuple[str, str]
-"""Awaited role and its activity."""
+"""Awaited role and that role's activity."""
 _MIN_IDLE, _MAX_TICKS = 8, 600
 
 
 class Burst(NamedTuple):
-    """Work without a pause. Times are in milliseconds."""
+    """Uninterrupted work. Times are in milliseconds."""
 
     ticks: list[str]
-    """Activity in each millisecond."""
+    """Activity during each millisecond."""
     begin: int
 
     @property
@@ -53,7 +53,7 @@ def simulate(seed: int, *, servers: int) -> Roles:
                 limit = now + idle + (10 if choice.random() < 0.15 else 0)
                 begin = max(begin, bursts[-1].end + _MIN_IDLE if bursts else 0)
                 ticks = _iterations(choice)[: max(0, limit - begin)]
-                # Servers that finish at the same time have no last one.
+                # If several servers finish at the same time, none of them counts as the last.
                 while ticks and begin + len(ticks) in ends:
                     ticks.pop()
                 if not ticks:
@@ -67,7 +67,7 @@ def simulate(seed: int, *, servers: int) -> Roles:
 
 
 def simulate_disaggregated(seed: int, *, prefill_servers: int) -> Roles:
-    """Simulate prefill servers, whose bursts are single iterations, and a decode server, which is the last server."""
+    """Simulate prefill servers, with one iteration per burst, and a decode server, which is last in the list."""
     choice = random.Random(seed)  # noqa: S311 - reproducible jobs
     roles = Roles([], [[] for _ in range(prefill_servers + 1)])
     ends = set[int]()
@@ -88,7 +88,7 @@ def simulate_disaggregated(seed: int, *, prefill_servers: int) -> Roles:
 
 
 def _iterations(choice: random.Random) -> list[str]:
-    """Return a prefill and the iterations that decode its requests."""
+    """Return a prefill iteration followed by the iterations that decode its requests."""
     ticks = ["prefill"] * choice.randint(1, 4)
     requests = choice.randint(1, 40)
     while requests > 0 and len(ticks) < 40:
@@ -98,7 +98,7 @@ def _iterations(choice: random.Random) -> list[str]:
 
 
 def write(roles: Roles, run: Path) -> Path:
-    """Write a trace with its own time origin for each role."""
+    """Write one trace per role, each with a different time origin."""
     for replica, bursts in enumerate(roles.servers):
         kind = None if roles.trainer else "prefill" if replica < len(roles.servers) - 1 else "decode"
         identity = Identity(role="rollout", replica=replica, worker_type=kind)
@@ -127,7 +127,7 @@ def write(roles: Roles, run: Path) -> Path:
 
 
 def _write(directory: Path, rows: list[tuple[str, str, int, int]], identity: Identity, shift: int) -> None:
-    """Write a trace whose clock is ahead by a number of milliseconds."""
+    """Write a trace whose clock is `shift` milliseconds ahead."""
     events = [
         {
             "ph": "X",
@@ -156,7 +156,7 @@ def waits_of_server(roles: Roles, replica: int) -> Counter[Label]:
 
 
 def waits_of_decode_server(roles: Roles) -> Counter[Label]:
-    """Return the waits of the decode server for the prefill servers in milliseconds."""
+    """Return how long the decode server waits for the prefill servers, in milliseconds."""
     waits: Counter[Label] = Counter()
     *prefill_servers, own = roles.servers
     for before, after in itertools.pairwise(own):
@@ -202,7 +202,7 @@ def _is_same_burst(busy: dict[int, list[tuple[str, Burst]]], first: int, second:
 
 
 def _name(activity: str) -> str:
-    """Return the activity with the number of requests as a range between powers of two."""
+    """Return the activity's name, with its number of requests as a range between powers of two."""
     stage, _, requests = activity.partition(" ")
     if not requests:
         return stage

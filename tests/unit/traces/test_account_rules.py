@@ -81,7 +81,7 @@ def loop(calls: int) -> Item:
 
 
 def compiled(regions: int) -> Item:
-    """Return a call of a compiled function that runs Python code between its regions."""
+    """Return a call to a compiled function that runs Python code between its regions."""
     region = ("user_annotation", "Torch-Compiled Region: 0/0", 20)
     return frame("torch/_dynamo/eval_frame.py(720): _fn", 900, *[region] * regions, function(600))
 
@@ -221,6 +221,26 @@ def test_many_short_collectives_are_combined(tmp_path: Path, name: str, calls: i
     assert cure in finding.do
 
 
+@pytest.mark.parametrize("cause", ["validation", "deep-copies"])
+def test_cause_inside_operators_is_never_ruled_out_without_stacks(tmp_path: Path, cause: str) -> None:
+    state = state_of(Job(stacks=False).write(tmp_path / "job.json", []), cause)
+    assert (state.state, state.reason) == ("not_judged", "stacks were not recorded")
+
+
+@pytest.mark.parametrize(
+    ("file", "rule"),
+    [
+        ("profdeck/base/memory.py", "profiler"),
+        ("/venv/lib/site-packages/profdeck_torch/recorder.py", "profiler"),
+        ("/data/profdeck/model.py", "python-code"),
+        ("/home/me/profdeck_train/job.py", "python-code"),
+    ],
+)
+def test_only_packages_of_the_profiler_are_its_own_work(tmp_path: Path, file: str, rule: str) -> None:
+    (finding,) = Job().write(tmp_path / "job.json", [frame(f"{file}(7): work", 3_000)]).findings
+    assert finding.rule == rule
+
+
 def test_bursts_name_their_steps(tmp_path: Path) -> None:
     (finding,) = Job().write(tmp_path / "one.json", [function(8_000)], in_steps=[4]).findings
     assert finding.text == (
@@ -273,7 +293,7 @@ STOP = "profdeck/lifecycle/role.py(331): _stop_recording"
 
 
 def test_profiler_owns_the_functions_that_it_calls(tmp_path: Path) -> None:
-    """The user function that stops the profiler does not read data, although the profiler reads files."""
+    """Files read by the profiler do not count as data read by the user function that stops it."""
     read = frame("<built-in method read of _io.TextIOWrapper object at 0x7f1>", 500)
     stop = frame(STOP, 2_000, frame("pathlib.py(1053): read_text", 800, read), frame("torch/_ops.py(9): enter", 400))
     summary = Job().write(tmp_path / "job.json", [function(2_100, stop)])
@@ -303,7 +323,7 @@ def test_profiler_does_not_own_the_job_that_it_calls(tmp_path: Path) -> None:
 def test_profiler_owns_the_switch_between_consecutive_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_step: int, inside: str, *, is_switch: bool
 ) -> None:
-    """The switch can be inside the annotation of the optimizer. Engines, which have iterations, are idle instead."""
+    """The optimizer's annotation can contain the switch. Between engine iterations, the time is idle instead."""
     monkeypatch.setattr(StepNames, "load", classmethod(lambda cls: cls(["it#(?P<stage>prefill)"])))
     job = Job(stacks=False, steps=0)
     for item, start_us in (
@@ -529,7 +549,7 @@ def test_phases_of_the_compiler_that_are_recorded_as_operators(tmp_path: Path) -
 
 
 def with_thread(job: Job, *names: str) -> Job:
-    """Add a thread that calls each function for 100 us, again and again."""
+    """Add a thread that repeatedly calls each function for 100 us."""
     place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 2, "args": {}}
     end_us = job.steps * STEP_US
     job.events.append(place | {"name": "threading.py(982): run", "ts": 0.0, "dur": end_us})

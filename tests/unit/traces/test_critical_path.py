@@ -134,7 +134,7 @@ def test_merged_traces_have_a_path_for_each_rank(tmp_path: Path, processes: int)
 
 
 def merge_job(source: Path, destination: Path) -> Path:
-    """Merge a trace or a directory of traces with their critical paths, and return the new file."""
+    """Merge a trace or a directory of traces, including critical paths, and return the new file."""
     part = TracePart.from_options(None, None, None, None)
     merge = Merge(paths=[source], align=None, roles=None, ranks=None, part=part, processes=1, with_path=True)
     write_merged(merge, destination)
@@ -165,7 +165,7 @@ def test_merged_paths_show_the_waits_for_other_ranks(tmp_path: Path, ranks: int)
 
 
 def paths_pid(paths: list[dict[str, Any]], alone: list[dict[str, Any]]) -> Any:
-    """Return the process whose path has the same start and end as the path of a rank merged alone."""
+    """Return the ID of the process whose path has the same start and end as the path of a rank merged alone."""
     bounds = alone[0]["ts"], alone[-1]["ts"] + alone[-1]["dur"]
     ends = {event["pid"]: event["ts"] + event["dur"] for event in paths}
     starts = {event["pid"]: event["ts"] for event in reversed(paths)}
@@ -174,7 +174,7 @@ def paths_pid(paths: list[dict[str, Any]], alone: list[dict[str, Any]]) -> Any:
 
 
 def covered(events: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the number of nanoseconds of a path, after a check that its events do not overlap, and its start."""
+    """Return a path's total duration in nanoseconds and its start. Assert that the path's events do not overlap."""
     times = [(round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)) for event in events]
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
     return sum(end - begin for begin, end in times), times[0][0]

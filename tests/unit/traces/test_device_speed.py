@@ -1,4 +1,4 @@
-"""Tests of slow devices: kernels that take longer for the same work, in some steps or on one rank."""
+"""Tests for slow devices: kernels that take longer for the same work, in some steps or on one rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(
 
     Args:
         path: File to write.
-        factor: Returns by how much a kernel takes longer in a step.
+        factor: Returns the factor by which to multiply a kernel's duration in a step.
         grid: Returns the number of blocks of a kernel in a step. Default: no grids are recorded.
         rank: Rank of the trace.
         ranks: Number of ranks. With several ranks, the step ends with an all-reduce.
@@ -101,7 +101,7 @@ def test_longer_inputs_are_not_throttling(tmp_path: Path) -> None:
 
 
 def test_longer_contexts_are_not_throttling(tmp_path: Path) -> None:
-    """Attention takes longer in each step, although its grid is the same, because it reads more of the KV cache."""
+    """Attention takes longer in each step because it reads more of the KV cache, although its grid stays the same."""
     run = read(write(tmp_path / "trace.json", lambda step, name: 1 + 0.1 * step * (name == "gelu"), lambda *_: 64))
     assert state_of(run, "throttling")[0] != "found"
 

@@ -77,7 +77,7 @@ def test_gains_add_up_over_the_steps_of_the_account(tmp_path: Path) -> None:
 
 
 def in_modules(program: Program, rnd: random.Random) -> Program:
-    """Return the program with each launch in the module ``Linear`` of one of two blocks."""
+    """Return the program with each launch moved into the ``Linear`` module of one of two blocks."""
     return [
         ("in frame", f"nn.Module: {rnd.choice('AB')}_0", [("in frame", "nn.Module: Linear_0", [instruction])])
         if instruction[0] == "launch"
@@ -109,7 +109,7 @@ def test_joined_gains_agree_with_a_simulation_without_all_owners_of_the_row(tmp_
 
 
 def test_the_gain_of_a_row_is_that_of_all_its_owners(tmp_path: Path) -> None:
-    # In each half, the kernel of one block is the limit. Without it, the kernel of the other block is.
+    # In each half, one block's kernel is the bottleneck. If it is removed, the other block's kernel is.
     program: Program = []
     for durations in ((520, 500), (500, 520)):
         for block, stream, duration in zip("AB", (7, 8), durations, strict=True):

@@ -1,4 +1,4 @@
-"""Tests of the operators inside graphs: matching graph launches with traces of graph captures."""
+"""Tests for operators inside graphs: matching graph launches with traces of graph captures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def graph_launches(*graphs: Sequence[str]) -> list[Event]:
 
 
 def capture(*operators: tuple[str, str, Any], start: float = 0, is_named: bool = True, batch: int = 2) -> list[Event]:
-    """Return the capture of a graph: operators with the kernel that each of them launches, and its input shapes."""
+    """Return a trace of a graph capture. Each operator has a name, the kernel it launches and the input shapes."""
     end = start + 20 + 10 * len(operators)
     events = [
         complete("python_function", "job.py(7): forward", start, end),
@@ -273,7 +273,7 @@ def test_the_kernels_of_a_real_graph_are_the_nodes_of_its_capture(tmp_path: Path
 
 
 def _expected(trace: Path, captured: Path) -> tuple[list[str], dict[str, tuple[int, float]]]:
-    """Return the kernels of the graph launch, and their number and time by the operator around each captured call."""
+    """Return the graph launch's kernels, and their number and time for each operator that encloses a captured call."""
     events, capturing = (json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] for path in (trace, captured))
     (launch,) = (event for event in events if event["name"] == "hipGraphLaunch")
     kernels = [

@@ -483,7 +483,7 @@ def test_labels_can_contain_any_text(merged: Merged) -> None:
 
 
 def test_threads_of_profdeck_are_omitted(tmp_path: Path) -> None:
-    """Stacks contain the threads that profdeck starts, such as the thread that checks limits."""
+    """Recorded stacks include profdeck's own threads, such as the thread that checks limits."""
     entries = ["threading.py(1002): _bootstrap", "threading.py(1045): _bootstrap_inner", "threading.py(982): run"]
     frames = [(7, name) for name in (*entries, "profdeck/backends/recording.py(147): check", "threading.py(629): wait")]
     frames += [(8, name) for name in (*entries, "train.py(3): work", "profdeck/profiler.py(284): stop")]

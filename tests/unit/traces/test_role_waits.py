@@ -1,4 +1,4 @@
-"""Tests for waits between trainers and servers, which are assigned to what the other role did meanwhile."""
+"""Tests for waits between trainers and servers. Each wait is assigned to the other role's activity at that time."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_wait_for_servers_names_the_last_one_and_what_it_did(tmp_path: Path) -
     assert {wait.annotation for wait in waits(found)} == {"generate_sequences"}
     assert decodes.time_us == pytest.approx(403_000, rel=0.01)
     assert tail.time_us == pytest.approx(100_700, rel=0.01)
-    # Without rollout/1, the trainer still waits for rollout/0, which ends 303 ms earlier.
+    # Without rollout/1, the trainer would still wait for rollout/0, which finishes 303 ms earlier.
     assert decodes.gain_us == pytest.approx(303_600, rel=0.01)
     assert tail.gain_us == tail.time_us
     assert prefill.gain_us == prefill.time_us
@@ -177,7 +177,7 @@ def test_servers_without_a_common_clock_are_not_awaited(tmp_path: Path) -> None:
 
 
 def test_clocks_of_other_hosts_are_aligned_by_their_servers(tmp_path: Path) -> None:
-    """The clocks of both hosts are 50 ms ahead of the driver's. Only the servers are compared with the driver."""
+    """Both hosts' clocks are 50 ms ahead of the driver's, but only the servers' clocks are compared with it."""
     run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
     edit_manifests(run, "*/*/**/rank_*.json", host="far")
     rank = next(run.glob("*/rollout/*/rank_*.json"))
@@ -188,7 +188,7 @@ def test_clocks_of_other_hosts_are_aligned_by_their_servers(tmp_path: Path) -> N
 
 
 def write_fleet_manifest(run: Path, *worker_types: str | None, found: int | None = None) -> None:
-    """Write the manifest of a fleet with one target per worker type."""
+    """Write a fleet manifest with one target per worker type."""
     rank = next(run.glob("*/rollout/*/rank_*.json"))
     targets = [
         {"name": f"http://{number}", "replica": number, "worker_type": kind} for number, kind in enumerate(worker_types)
@@ -226,7 +226,7 @@ def test_a_trainer_alone_waits_for_no_role(tmp_path: Path) -> None:
 
 
 def test_python_code_of_the_trainer_is_no_wait_for_a_server_without_a_batch(tmp_path: Path) -> None:
-    """In the pause of the server, the trainer may run the tool."""
+    """While the server pauses, the trainer may be running the tool."""
     batches = [*decode(10, 10, 4), Batch(ms=10, decodes=4, pause_ms=200), PREFILL, *decode(10, 10, 4)]
     frames = ("agent.py(7): call_tool", "agent.py(3): search")
     run = job(tmp_path, batches, stacks=frames)
@@ -240,7 +240,7 @@ def test_python_code_of_the_trainer_is_no_wait_for_a_server_without_a_batch(tmp_
 
 
 def disaggregated(run: Path, *prefill_ms: float, decoders: int = 1) -> Path:
-    """Write one prefill server per duration, and decode servers that pause for 300 ms."""
+    """Write traces of one prefill server per duration, and of decode servers that pause for 300 ms."""
     for replica, ms in enumerate(prefill_ms):
         write_server(
             run, [Batch(ms=100, prefills=1, tokens=9, pause_ms=50), Batch(ms=ms, prefills=2, tokens=99)], replica

@@ -357,7 +357,7 @@ def test_extent_has_a_duration_and_categories(stepped: Path) -> None:
 
 
 def test_events_without_category_are_not_host_events(tmp_path: Path) -> None:
-    """Ascend writes no categories. The device runs the work of a step after the host window of the step."""
+    """Ascend traces have no categories. The device runs a step's work after the step's window on the host."""
     process = {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "Ascend Hardware"}}
     operator = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 60, "dur": 1}
     kernel = {"ph": "X", "name": "MatMul", "pid": 2, "tid": 1, "ts": 60, "dur": 1}

@@ -289,7 +289,7 @@ def test_slow_operators_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None
 
 
 def rename(path: Path, duration_us: float | None = None) -> None:
-    """Rename all products of a rank. With a duration, divide each into a product of this duration and a sort."""
+    """Rename all of a rank's matrix products. Given a duration, split each into a product that long and a sort."""
     document = json.loads(path.read_text())
     for one in [one for one in document["traceEvents"] if one["name"].startswith("aten::mm_")]:
         one["name"] = "aten::mm_"
