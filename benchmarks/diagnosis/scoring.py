@@ -79,7 +79,7 @@ def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
     The verdict must state that the job is slower, and name the stage of the cause or an owner that matches the recipe's
     pattern. One of its times must match the cost of the cause.
     """
-    slower = re.search(r"\bslower\b", sentence) is not None
+    slower = re.search(r"\bis slower\b", sentence) is not None
     if recipe.answer is None:
         false_alarms = ("slower",) if slower else ()
         return Score(id=recipe.id, is_control=True, false_alarms=false_alarms, text=sentence, step_us=truth.step_us)

@@ -30,7 +30,7 @@ class SchedulerState(NamedTuple):
 
 
 def install() -> None:
-    """Patch ``Scheduler.schedule`` in this process. Subclasses that override the method usually call it."""
+    """Patch ``Scheduler.schedule`` in this process. Subclasses usually call the base implementation."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if hasattr(Scheduler, _PATCHED):

@@ -59,7 +59,7 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     is_python = events.has_category({PYTHON})
     is_socket = events.with_name(is_python, is_socket_call)
     if is_socket.any():
-        # A built-in read that contains a socket call receives a server reply, so it is not a file read.
+        # If a call to the built-in ``read`` contains a socket call, it receives a server reply and is not a file read.
         replies = rows[(counts_inside(events, rows, is_socket) > 0) & (kinds[rows] == RowKind.LOADING_FRAME)]
         replies = replies[is_builtin(events, replies)]
         kinds[replies] = RowKind.FRAME

@@ -143,7 +143,7 @@ def main_callers(names: Attribution, caller: _Rows) -> dict[int, int]:
 
 
 def looping_functions(names: Attribution, caller: _Rows) -> _Rows:
-    """Return the row of each event's user function, or of its caller if that calls the function at least 64 times."""
+    """Return the row of each event's user function, or of the caller if it calls that function at least 64 times."""
     events = names.events
     rows = np.flatnonzero(caller >= 0)
     keys = caller[rows] * np.int64(len(events.names)) + events.name[rows]

@@ -272,7 +272,7 @@ def _with_gains(
             largest[group[0].key] = attrs.evolve(group[0], steps_us=tuple(of_steps))
         if not gain.is_known:
             continue
-        # A replay can save more than the owner's time if part of the path has no recorded cause.
+        # If part of the path has no recorded cause, the time saved in a replay can exceed the owner's time.
         gain_us, limit = min(gain.saved_ns / _NS_PER_US, sum(owner.time_us for owner in group)), gain.limit.label
         if len(group) == 1:
             owner = largest.get(group[0].key, group[0])

@@ -54,7 +54,7 @@ def check_pictures(pictures: Iterable[Timeline]) -> None:
     """
     for picture in pictures:
         if picture.buckets != FINEST_BUCKETS:
-            raise ValueError("a picture with another resolution")
+            raise ValueError("a picture with a different resolution")
         for lane in picture.lanes:
             size = len(lane.classes) * FINEST_BUCKETS
             if len(_unpacked(lane.shares, size)) != size:

@@ -68,7 +68,7 @@ class _Piece(NamedTuple):
 
 @attrs.frozen(eq=False)
 class _Peer:
-    """A server, or all recorded ranks of another role, with their activities."""
+    """The activities of a server, or of all recorded ranks of another role."""
 
     readings: Sequence[RankReading]
     bursts: Sequence[Sequence[_Activity]]
@@ -301,7 +301,7 @@ class _Waits:
         return None
 
     def _periods(self) -> Iterator[tuple[int, int]]:
-        """Yield the rank's idle periods, excluding a server's iterations. Times are in Unix nanoseconds."""
+        """Yield the rank's idle periods in Unix nanoseconds. If the rank is a server, its iterations are not idle."""
         idle = self._reading.idle
         periods = union(idle.begin + self._offset_ns, idle.end + self._offset_ns)
         own = _iterations(self._reading) if _is_server(self._reading) else []
@@ -356,7 +356,7 @@ class _Waits:
             yield idle.keys[int(idle.segment_owner[segment])], time_ns
 
     def _causes(self, causes: Sequence[CauseTime]) -> Iterator[CauseTime]:
-        """Yield the causes without the time that was reassigned to peers.
+        """Yield the causes, each reduced by the time that was reassigned to peers.
 
         If a cause loses time, its times per step are cleared because they are no longer known.
         """
@@ -374,7 +374,7 @@ class _Waits:
 
 
 class _TurnWaits(_Waits):
-    """A rank's waits for peers that work only while the rank is idle."""
+    """The time that a rank spends waiting for peers, all of whose work is inside its idle time."""
 
     def _assign(self, begin: int, end: int) -> None:
         active = [(peer, [*bursts]) for peer in self._peers if (bursts := peer.bursts_in(begin, end))]

@@ -22,7 +22,7 @@ _SEPARATOR = " > "
 
 
 class CapturedCalls(NamedTuple):
-    """Calls that captured the nodes of graphs, and the device events that ran these nodes."""
+    """Calls that captured graph nodes, and the device events recorded when those nodes ran."""
 
     first: int
     """First row of the events that were recorded during graph captures."""

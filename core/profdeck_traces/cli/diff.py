@@ -168,7 +168,7 @@ def _plain(diff: RunDiff, limit: float, top: int | None) -> dict[str, Any]:
 
 
 def _print(diff: RunDiff, judgement: regression_limit.Judgement, top: int, *, full_names: bool) -> None:
-    """Print each role's verdict, then the tables. On a terminal, omit tables that do not fit unless `top` is 0."""
+    """Print each role's verdict, then the tables. A terminal shows only the tables that fit, unless `top` is 0."""
     console = terminal.stdout_console()
     width = text_layout.width_of(console, full_names=full_names)
     lines: list[Text] = []

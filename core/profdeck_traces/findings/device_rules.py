@@ -115,7 +115,7 @@ def _overlap_cure(view: RankView) -> str:
 
 
 def pageable_copies(view: RankView) -> Iterator[RankFinding]:
-    """Report pageable memory copies that take over 0.5 % of the step (nsys cuda_memcpy_async). Ignore single values."""
+    """Report pageable memory copies of several values that take over 0.5 % of the step (nsys cuda_memcpy_async)."""
     copies = [
         copy
         for copy in view.rank.copies

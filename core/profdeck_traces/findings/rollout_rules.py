@@ -65,7 +65,7 @@ def captures_of(servers: Sequence[ServerView], views: Sequence[RankView]) -> lis
 
 
 def turns(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
-    """Report trainers and servers whose waits for each other take over 20 % of their accounts."""
+    """Report trainers and servers that spend over 20 % of their time waiting for each other."""
     for view in capture.others:
         account = view.rank.account
         if view.kind != GLOBAL_STEP or account is None:

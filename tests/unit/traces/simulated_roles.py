@@ -202,7 +202,7 @@ def _is_same_burst(busy: dict[int, list[tuple[str, Burst]]], first: int, second:
 
 
 def _name(activity: str) -> str:
-    """Return the activity's name, with its number of requests as a range between powers of two."""
+    """Return the activity's name and its request count, as a range between powers of two."""
     stage, _, requests = activity.partition(" ")
     if not requests:
         return stage

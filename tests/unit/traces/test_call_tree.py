@@ -238,7 +238,7 @@ THREAD = ["threading.py(1002): _bootstrap", "threading.py(1045): _bootstrap_inne
     ("functions", "is_excluded"),
     [
         ([*THREAD, "profdeck/base/shutdown.py(259): _run", "wait"], True),
-        ([*THREAD, "/opt/lib/profdeck_ray/store.py(9): <lambda>", "wait"], True),
+        ([*THREAD, "/opt/lib/site-packages/profdeck_ray/store.py(9): <lambda>", "wait"], True),
         ([*THREAD, "train.py(3): work", "profdeck/profiler.py(260): start"], False),
         ([*THREAD, "profdecked/train.py(3): work"], False),
         (["profdeck/__main__.py(1): <module>", "train.py(3): <module>"], False),

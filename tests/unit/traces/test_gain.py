@@ -109,7 +109,7 @@ def test_joined_gains_agree_with_a_simulation_without_all_owners_of_the_row(tmp_
 
 
 def test_the_gain_of_a_row_is_that_of_all_its_owners(tmp_path: Path) -> None:
-    # In each half, one block's kernel is the bottleneck. If it is removed, the other block's kernel is.
+    # In each half, one block's kernel is the bottleneck. Without it, the other block's kernel becomes the bottleneck.
     program: Program = []
     for durations in ((520, 500), (500, 520)):
         for block, stream, duration in zip("AB", (7, 8), durations, strict=True):
