@@ -191,8 +191,8 @@ def _cut(name: str) -> str:
 
 def _most_of(changes: Sequence[tuple[str, float]], total_us: float) -> list[tuple[str, float]]:
     """Return a list with the largest change if it accounts for most of the total, otherwise an empty list."""
-    most = [change for change in changes if _is_most(change[1], total_us)]
-    return [max(most, key=lambda change: abs(change[1]))] if most else []
+    largest = max(changes, key=lambda change: abs(change[1]), default=None)
+    return [largest] if largest is not None and _is_most(largest[1], total_us) else []
 
 
 def _is_most(part_us: float, total_us: float) -> bool:

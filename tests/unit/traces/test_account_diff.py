@@ -179,6 +179,17 @@ def test_reason_names_a_function_rather_than_the_largest_of_its_events() -> None
     assert changed_steps(owners, 1).endswith(expected)
 
 
+def test_reason_does_not_hide_larger_changes_that_cancel() -> None:
+    template = account_of({"aten::copy_": 1_000_000}, steps=1).owners[0]
+    owners = [
+        attrs.evolve(template, name=f"aten::{name}", line=f"train.py({line}): {name}", time_us=time_us)
+        for line, (name, time_us) in enumerate([("a", 5_000.0), ("b", -4_900.0), ("c", 400.0)], 1)
+    ]
+    text = changed_steps(owners, 1)
+    assert "a +5.000 ms" in text
+    assert "most of it" not in text
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_reason_sums_the_waits_for_a_rank(ranks: int) -> None:
     template = account_of({"aten::copy_": 1_000_000}, steps=1).owners[0]
