@@ -145,7 +145,7 @@ class JoinedGain:
 
 @attrs.frozen(kw_only=True)
 class CauseTime:
-    """Critical-path time with a common cause and place. Only GIL contention and synchronisations overlap with others."""
+    """Critical-path time with a common cause and place. Only GIL contention and synchronisations can overlap."""
 
     cause: str
     """Cause, such as ``garbage-collection``."""
