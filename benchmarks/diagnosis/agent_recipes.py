@@ -67,7 +67,7 @@ def anchor(job: TrainingJob) -> None:
     "long-conversation", rules="long-tail tool-call waiting", cure="partial|earl|longest|concurren|limit", stacks=True
 )
 def buoy(job: TrainingJob) -> None:
-    """Let one conversation take several times as many turns as the others."""
+    """Run one conversation for several times as many turns as the others."""
     turns = job.draw(5, 8)
 
     async def drift(_: int) -> None:

@@ -113,7 +113,7 @@ def jasper(job: TrainingJob) -> None:
     "alternating-work", rules="imbalance data-imbalance uneven-batches", cure="balance|even|same|equal", in_turn=True
 )
 def onyx(job: TrainingJob) -> None:
-    """Give extra work to a different rank in each step."""
+    """Run extra work on a different rank in each step."""
     extra = torch.rand(job.batch_size * job.draw(3, 5), job.features)
 
     def band() -> None:

@@ -27,6 +27,7 @@ from profdeck_traces.account.step_patterns import (
     main_callers,
     repeated_forward,
     small_kernels,
+    step_rows,
 )
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow
@@ -35,7 +36,7 @@ from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
-from profdeck_traces.reading.event_names import is_profiler_frame
+from profdeck_traces.reading.event_names import is_pageable_copy, is_profiler_frame
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
 
@@ -81,7 +82,6 @@ _FILLED = frozenset(
 )
 """Operators that allocate a tensor and fill it with one value."""
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
-_PAGEABLE = re.compile(r"Pageable")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+)/|<built-in|nn\.Module: ")
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
@@ -457,7 +457,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     if names.has_frames:
         is_code = _python_code(names, is_python)
         label[is_code] = _code(PYTHON_CODE)
-        steps = events.track[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)]
+        steps = events.track[step_rows(names, kinds)]
         if len(steps):
             # The path only reaches another thread if the thread that runs the steps waits for it.
             label[is_code & (events.track != np.bincount(steps).argmax())] = _code(OTHER_THREAD)
@@ -472,9 +472,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     transfers[head[kinds == RowKind.COPY_CALL]] = True
     label[transfers[head] & (label == _code(LAYOUT))] = 0
     is_device = kinds >= RowKind.KERNEL
-    label[events.with_name(kinds == RowKind.COPY, lambda name: _PAGEABLE.search(name) is not None) & (label == 0)] = (
-        _code(PAGEABLE)
-    )
+    label[events.with_name(kinds == RowKind.COPY, is_pageable_copy) & (label == 0)] = _code(PAGEABLE)
     if names.has_frames or not is_device.any():
         # A graph is launched by a single call, so a loop over its operators takes no time on the host.
         label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)

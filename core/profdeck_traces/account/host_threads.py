@@ -53,7 +53,7 @@ class HostThreads:
         events: Events,
         kinds: NDArray[np.uint8],
         main: int | None,
-        switches: tuple[Int, Int] = (np.zeros(0, np.int64), np.zeros(0, np.int64)),
+        switches: tuple[Int, Int],
     ) -> None:
         """Split the threads into segments.
 

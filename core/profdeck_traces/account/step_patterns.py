@@ -35,6 +35,11 @@ def is_compiled_region(name: str) -> bool:
     return _COMPILED.match(name) is not None
 
 
+def step_rows(names: Attribution, kinds: _Codes) -> Int:
+    """Return the rows of the step annotations, which have no value in `Attribution.annotation`."""
+    return np.flatnonzero((kinds == RowKind.ANNOTATION) & (names.annotation < 0))
+
+
 def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> Mask:
     """Return a mask of the events in Python loops over small operators.
 
@@ -51,12 +56,13 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> M
     roots = roots[~in_optimizer]
     if not len(roots):
         return is_loop
-    function = (functions if names.has_frames else names.annotation)[roots].astype(np.int64)
     if names.has_frames:
-        roots, function = roots[function >= 0], function[function >= 0]
-    if not names.has_frames:
-        steps = np.sort(events.start_ns[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)])
-        function = np.where(function >= 0, function, events.complete + steps.searchsorted(events.start_ns[roots]))
+        roots = roots[functions[roots] >= 0]
+        function = functions[roots].astype(np.int64)
+    else:
+        starts = np.sort(events.start_ns[step_rows(names, kinds)])
+        annotation = names.annotation[roots].astype(np.int64)
+        function = np.where(annotation >= 0, annotation, events.complete + starts.searchsorted(events.start_ns[roots]))
     _, index, count = np.unique(
         function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
     )
@@ -103,7 +109,7 @@ def small_kernels(names: Attribution, kinds: _Codes) -> Mask:
 def _steps(names: Attribution, kinds: _Codes) -> tuple[int, Int]:
     """Return the track that contains the steps, and the steps' start times. The track is -1 if there are no steps."""
     events = names.events
-    steps = np.flatnonzero((kinds == RowKind.ANNOTATION) & (names.annotation < 0))
+    steps = step_rows(names, kinds)
     main = int(np.bincount(events.track[steps]).argmax()) if len(steps) else -1
     return main, np.sort(events.start_ns[steps[events.track[steps] == main]])
 
@@ -117,7 +123,7 @@ def callers(names: Attribution, kinds: _Codes) -> _Rows:
     is_python = events.has_category({PYTHON})
     is_user = events.with_name(is_python, is_user_frame)
     is_module = events.with_name(is_python, lambda name: module_class(name) is not None)
-    outer = np.flatnonzero((kinds == RowKind.ANNOTATION) & (names.annotation < 0))
+    outer = step_rows(names, kinds)
     while len(outer := np.unique(events.parent[outer])) and outer[-1] >= 0:
         outer = outer[outer >= 0]
         is_user[outer] = False

@@ -278,18 +278,7 @@ def _with_gains(
             owner = largest.get(group[0].key, group[0])
             largest[owner.key] = attrs.evolve(owner, gain_us=gain_us, next_limit=limit)
         else:
-            kind_label, title, label, line, origin = group[0].row
-            joined.append(
-                JoinedGain(
-                    kind=kind_label,
-                    title=title,
-                    name=label,
-                    line=line,
-                    origin=origin,
-                    gain_us=gain_us,
-                    next_limit=limit,
-                )
-            )
+            joined.append(JoinedGain(*group[0].row, gain_us=gain_us, next_limit=limit))
     return tuple(largest.get(owner.key, owner) for owner in owners), tuple(joined), None
 
 

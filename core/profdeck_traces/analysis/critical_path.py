@@ -44,10 +44,8 @@ def critical_path(trace: Trace, waits: RankWaits | None = None) -> OwnedPath:
         raise TraceError("The trace already contains its critical path.")
     step_names, classes = StepNames.load(), Classifier().classes_of(trace)
     graphs = captured_operators(TraceSource(trace.path), trace, step_names)
-    if graphs is None:
-        names = Attribution(trace.raw, step_names.is_step)
-    else:
-        names = Attribution(graphs.events, step_names.is_step, graphs.calls)
+    events, calls = (trace.raw, None) if graphs is None else (graphs.events, graphs.calls)
+    names = Attribution(events, step_names.is_step, calls)
     steps = find_steps(
         trace.annotations, step_names, trace.arg("External id", trace.annotations.row), launched_work(trace, names)
     )

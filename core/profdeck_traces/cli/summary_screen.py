@@ -19,7 +19,7 @@ from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.owner_labels import origin_label, owner_label, short_event
 from profdeck_traces.cli.server_table import server_table
-from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, beside, fitted, wrapped
+from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, fitted, side_by_side, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, headlines_of, not_complete, teams_of
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _device(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # n
     mfu = wrapped(team.mfu.text, width) if team.mfu else []
     if len(blocks) < 2:  # noqa: PLR2004 - two blocks for the two columns
         return [*(line for block in blocks for line in block), *mfu]
-    return [*beside(blocks[0], blocks[1], room), *mfu]
+    return [*side_by_side(blocks[0], blocks[1], room), *mfu]
 
 
 def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noqa: FBT001

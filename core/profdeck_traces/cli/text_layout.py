@@ -107,7 +107,7 @@ def bar(share: float, width: int) -> str:
     return "█" * full + (_EIGHTHS[partial] if partial else "")
 
 
-def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
+def side_by_side(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
     """Place two blocks of lines side by side, or one below the other if they do not fit in `width`."""
     size = max((line.cell_len for line in left), default=0) + 2 * _GAP
     if not left or not right or size + max(line.cell_len for line in right) > width:

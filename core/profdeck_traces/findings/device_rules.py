@@ -18,9 +18,9 @@ from profdeck_traces.findings.account_rules import explained_us, gain_from, smal
 from profdeck_traces.findings.cures import engine_cure
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import is_pageable_copy
 
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
-_PAGEABLE = re.compile(r"Pageable")
 _SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
 _MIN_BYTES = 1_000
 _POINTWISE = ("elementwise", "activation", "copy")
@@ -119,7 +119,7 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
     copies = [
         copy
         for copy in view.rank.copies
-        if _PAGEABLE.search(copy.name) and (not copy.size_bytes or copy.size_bytes >= _MIN_BYTES * copy.count)
+        if is_pageable_copy(copy.name) and (not copy.size_bytes or copy.size_bytes >= _MIN_BYTES * copy.count)
     ]
     total_us = sum(copy.total_us for copy in copies)
     share = view.per_step(total_us) / view.step_us

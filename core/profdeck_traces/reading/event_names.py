@@ -187,6 +187,11 @@ def is_external_wait(name: str) -> bool:
     return _EXTERNAL_WAIT.search(name) is not None
 
 
+def is_pageable_copy(name: str) -> bool:
+    """Return whether a copy between the host and a device uses pageable host memory."""
+    return "Pageable" in name
+
+
 def is_socket_call(name: str) -> bool:
     """Return whether a Python frame connects, reads or writes a socket."""
     return _SOCKET_CALL.search(name) is not None
