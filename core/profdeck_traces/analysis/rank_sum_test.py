@@ -69,7 +69,7 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | Non
     ties = len({*before, *after}) < n + m
     deviation = math.sqrt(_variance(before, after))
     if n * m <= _MOST_EXACT and not ties:
-        below = _cumulative(n, m)
+        below = cumulative(n, m)
         p_value = min(1.0, 2 * below[int(low)])
         aside = next(number for number, share in enumerate(below) if share > LEVEL / 2)
     else:
@@ -123,8 +123,8 @@ def _two_sided(score: float) -> float:
 
 
 @functools.cache
-def _cumulative(n: int, m: int) -> tuple[float, ...]:
-    """Return how likely it is that of all pairs at most 0, 1, 2 ... have the greater value on one side, by chance.
+def cumulative(n: int, m: int) -> tuple[float, ...]:
+    """Return the probability that in at most 0, 1, 2, ... of the ``n * m`` pairs, the value of `n` is the greater one.
 
     The numbers of arrangements are the coefficients of the Gaussian binomial, the product of
     ``(1 - q^(m + i)) / (1 - q^i)`` over i from 1 to n.
@@ -150,8 +150,8 @@ def _variance(before: Sequence[float], after: Sequence[float]) -> float:
     return n * m / 12 * (count + 1 - ties / (count * (count - 1)))
 
 
-def _far_apart(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Tell whether the gap between two sides is so wide that no drift within them leads across it.
+def far_apart(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Return whether the gap between two sides is too wide to be explained by drift within them.
 
     Their ranks cannot tell: a drift of 1 % within a side is as strong to them as one of 100 %.
     """
@@ -171,7 +171,7 @@ def inflation(before: Sequence[float], after: Sequence[float]) -> float:
 
     1 for independent values, for less than twenty of them, and for sides that are far apart.
     """
-    if len(before) + len(after) < 2 * _ENOUGH or _far_apart(before, after):
+    if len(before) + len(after) < 2 * _ENOUGH or far_apart(before, after):
         return 1.0
     return _inflation(before, after)
 

@@ -5,6 +5,10 @@ p-value of the largest score is the tail of the standardized Brownian bridge (Cs
 Change-Point Analysis, 1997, theorem 1.3.3). Autocorrelation increases the variance of the score, as in
 `profdeck_traces.analysis.rank_sum_test`.
 
+That tail is far too heavy for short series. If both sides of a split are far apart, so that autocorrelation can't
+explain the difference, the exact p-values of all splits are added up instead. This finds an operator that is new in the
+second half of 20 captures.
+
 A test of the complete series misses a level that changes back. Therefore segments are tested as well, by seeded binary
 segmentation (Kovács, Bühlmann, Li and Munk, Biometrika 110, 2023). The complete series gets half of the significance
 level, and the segments share the other half. The search continues on both sides of each change. Finally, each change is
@@ -21,7 +25,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.analysis.rank_sum_test import inflation
+from profdeck_traces.analysis.rank_sum_test import cumulative, far_apart, inflation
 
 MIN_VALUES = 5
 """Minimum number of values on each side of a change."""
@@ -32,8 +36,11 @@ MIN_CHANGE = 0.02
 
 _MIN_SEGMENT = 4 * MIN_VALUES
 """Minimum number of values in a segment."""
+_MAX_EXACT = 40
+"""Maximum number of values for which the exact distribution is computed."""
 _MAX_PASSES = 50
 _NEAR = 20
+_ROUNDING = 1e-6
 _DECAY = 0.5**0.5
 """Ratio between the lengths of consecutive layers of segments."""
 
@@ -129,8 +136,11 @@ def _segments(count: int) -> list[tuple[int, int]]:
     return list(segments)
 
 
-def _scores(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the standardized Mann-Whitney score of each allowed split, or ``None`` if all values are equal."""
+def _scores(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
+    """Return the standardized Mann-Whitney score of each allowed split, or ``None`` if all values are equal.
+
+    The second value is the factor by which ties raise the scores.
+    """
     count = len(values)
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
     rank = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
@@ -141,12 +151,12 @@ def _scores(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     left = np.arange(MIN_VALUES, count - MIN_VALUES + 1)
     sums = np.cumsum(rank)[left - 1] - left * (count + 1) / 2
     scores: NDArray[np.float64] = np.maximum(np.abs(sums) - 0.5, 0) / np.sqrt(left * (count - left) * spread)
-    return scores
+    return scores, math.sqrt((count + 1) / 12 / spread)
 
 
 def _candidate(values: NDArray[np.float64]) -> int | None:
-    scores = _scores(values) if len(values) >= 2 * MIN_VALUES else None
-    return None if scores is None else MIN_VALUES + int(scores.argmax())
+    found = _scores(values) if len(values) >= 2 * MIN_VALUES else None
+    return None if found is None else MIN_VALUES + int(found[0].argmax())
 
 
 def _refine(values: NDArray[np.float64], index: int) -> int:
@@ -168,11 +178,25 @@ def _test_split(values: Sequence[float], index: int, min_change: float) -> tuple
     if min(len(before), len(after)) < MIN_VALUES:
         return 1.0, 0.0, 0.0
     medians = statistics.median(before), statistics.median(after)
-    scores = _scores(np.asarray(values, dtype=float))
-    if scores is None or abs(medians[1] - medians[0]) <= min_change * abs(medians[0]):
+    found = _scores(np.asarray(values, dtype=float))
+    if found is None or abs(medians[1] - medians[0]) <= min_change * abs(medians[0]):
         return 1.0, *medians
+    scores, raised = found
     score = float(scores[index - MIN_VALUES]) / math.sqrt(inflation(before, after))
-    return _p_value(score, MIN_VALUES / len(values)), *medians
+    p_value = _p_value(score, MIN_VALUES / len(values))
+    if len(values) <= _MAX_EXACT and far_apart(before, after):
+        p_value = min(p_value, _exact_bound(score / raised, len(values)))
+    return p_value, *medians
+
+
+def _exact_bound(score: float, count: int) -> float:
+    """Return the sum over all allowed splits of the probability that the split's score is at least `score`."""
+    total = 0.0
+    for left in range(MIN_VALUES, count - MIN_VALUES + 1):
+        pairs = left * (count - left)
+        low = pairs / 2 - score * math.sqrt(pairs * (count + 1) / 12) - 0.5
+        total += 2 * cumulative(left, count - left)[int(low + _ROUNDING)] if low > -_ROUNDING else 0.0
+    return min(1.0, total)
 
 
 def _p_value(score: float, margin: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import random
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -159,7 +161,7 @@ def test_report_contains_the_trend(slower: Path, tmp_path: Path) -> None:
     assert trend_of(points_of([summary], find_sources([slower]))) == read(slower)
     page = load(slower, cache=False).report(tmp_path / "report.html")
     (sentence_and_parts,) = sentences(read(slower))
-    assert all(text in page for text in sentence_and_parts.split(" With it: "))
+    assert all(html.escape(text) in page for text in sentence_and_parts.split(" With it: "))
     assert page.count(" captures, steps 0 to 1,150</text>") == len(shown_series(read(slower)))
 
 
@@ -297,6 +299,17 @@ def test_slowdown_on_a_busy_machine_is_inconclusive() -> None:
     assert "The machine has been busy since each slowdown" in str(inconclusive_reason(trend))
     assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=0))) is None
     assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=30))) is None
+
+
+def test_new_owner_is_found_among_many_series() -> None:
+    """An owner that is absent from the first half of 20 captures is new, however many other series are tested."""
+    points = []
+    for point in parts_of_steps(4, ranks=1, captures=20):
+        owners = {f"owner {index}": time for index in range(20) for time in [point.numbers.owners[OWNERS[0]]]}
+        owners["new"] = 0.0 if point.first_step < 500 else owners["owner 0"]
+        points.append(attrs.evolve(point, numbers=attrs.evolve(point.numbers, owners=owners)))
+    (text,) = sentences(trend_of(points))
+    assert text.startswith("trainer: owner new is slower since step 500: it takes ")
 
 
 # Change detection.
