@@ -16,7 +16,7 @@ import attrs
 from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.engine_iterations import EngineIteration
-from profdeck_traces.analysis.role_waits import NO_BATCH, unassigned_roles
+from profdeck_traces.analysis.role_waits import NO_BATCH
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.findings.engine_view import ServerView
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
@@ -133,8 +133,8 @@ def _wait(account: Account, *, is_own: bool, role: str | None = None) -> _Wait |
     waits = [wait for wait in _role_waits(account) if ((wait.peer or "").partition("/")[0] == role) is is_own]
     time_us = sum(wait.time_us for wait in waits)
     if time_us <= _LEAST_IDLE * account.time_us:
-        reasons = unassigned_roles(account).items()
-        return next((reason for roles, reason in reasons if (roles == role) is is_own), None)
+        unassigned = account.unassigned_waits
+        return next((waits.reason for waits in unassigned if (waits.roles == (role,)) is is_own), None)
     sums = Counter[str](), Counter[str](), Counter[str]()
     for wait in waits:
         activity = " ".join(filter(None, [wait.awaited, wait.name]))
