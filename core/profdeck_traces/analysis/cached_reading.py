@@ -96,7 +96,7 @@ def about(source: TraceSource) -> list[Any]:
 
     Facts that `RankReading.with_facts` adds after decoding are not part of the key.
     """
-    captures = [(str(path), *_state(path)) for path in source.graph_captures]
+    captures = [(str(path), *_state(path), source.captures is not None) for path in source.graph_captures]
     return [source.cold_first_step, source.last_step, *([captures] if captures else [])]
 
 
