@@ -78,7 +78,7 @@ def all_iterations(rank: RankSummary) -> list[EngineIteration]:
             following.start_us if following else None,
             following is not None and _continues(step, following),
         )
-        for index, (step, following) in enumerate(itertools.pairwise([*steps, None]))
+        for index, (step, following) in enumerate(itertools.zip_longest(steps, steps[1:]))
     ]
 
 
