@@ -33,7 +33,7 @@ _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _T = TypeVar("_T")
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
-_VERSION = 4
+_VERSION = 5
 """Version of the encoding. Increment it whenever the encoding, calls, arrivals or idle periods change."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28

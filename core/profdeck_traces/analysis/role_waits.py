@@ -34,6 +34,7 @@ from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.facts import CaptureMember, TraceFacts, run_records
+from profdeck_traces.reading.event_names import is_weight_sync
 from profdeck_traces.reading.intervals import complement, intersection, total, union
 
 _ITERATIONS = "engine_iteration"
@@ -69,6 +70,12 @@ class _Piece(NamedTuple):
     activity: _Activity
     is_last: bool
     """True if the peer is the last to finish during the wait."""
+
+    @property
+    def is_batch(self) -> bool:
+        """False if a server runs no batch: it is idle or receives weights, perhaps from this process."""
+        awaited = self.activity.awaited
+        return awaited != NO_BATCH and not (self.peer.is_server and is_weight_sync(awaited))
 
 
 @attrs.frozen(eq=False)
@@ -162,7 +169,9 @@ class _Capture:
         for reading in readings:
             first.setdefault(_facts(reading).data_parallel_rank, reading)
         for reading in first.values():
-            yield _Peer([reading], _iterations(reading) or _stages([reading]), is_server=True)
+            bursts = _iterations(reading)
+            bursts = _with_weight_syncs(bursts, reading) if bursts else _stages([reading])
+            yield _Peer([reading], bursts, is_server=True)
 
     @functools.cached_property
     def missing(self) -> list[CaptureMember]:
@@ -249,6 +258,24 @@ def _iterations(reading: RankReading) -> list[list[_Activity]]:
             bursts[-1][-1] = bursts[-1][-1]._replace(end=begin)
             bursts[-1].append(activity)
         continues = iteration.has_more_work
+    return bursts
+
+
+def _with_weight_syncs(bursts: list[list[_Activity]], reading: RankReading) -> list[list[_Activity]]:
+    """Return a server's bursts and its weight syncs, which can interrupt a burst."""
+    for period in reading.summary.stage_periods:
+        begin, end = _unix_ns(reading, period.start_us), _unix_ns(reading, period.start_us + period.duration_us)
+        sync = _Activity(begin, end, period.name or WORK, None)
+        overlapping = [burst for burst in bursts if burst[0].begin <= end and burst[-1].end >= begin]
+        parts = [sync]
+        for activity in itertools.chain.from_iterable(overlapping):
+            if activity.begin < begin:
+                parts.append(activity._replace(end=min(activity.end, begin)))
+            if activity.end > end:
+                parts.append(activity._replace(begin=max(activity.begin, end)))
+        bursts = [burst for burst in bursts if burst not in overlapping]
+        bursts.append(sorted(parts))
+        bursts.sort()
     return bursts
 
 
@@ -413,8 +440,8 @@ class _Waits:
         gains: dict[OwnerKey, int] = {}
         for piece in pieces:
             for owner, time_ns in self._segments(piece.activity):
-                if piece.activity.awaited == NO_BATCH and owner[0] == OwnerKind.PYTHON.label:
-                    continue  # this process is working, not waiting
+                if not piece.is_batch and owner[0] == OwnerKind.PYTHON.label:
+                    continue  # this process may be working, not waiting
                 _, _, _, _, annotation, line, *_ = owner
                 kind, awaited, name = OwnerKind.WAIT_FOR_ROLE.label, piece.activity.awaited, piece.activity.name
                 key: OwnerKey = kind, name, None, None, annotation, line, None, awaited, piece.peer.label

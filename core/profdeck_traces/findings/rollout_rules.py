@@ -21,20 +21,13 @@ from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.findings.engine_view import ServerView
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import is_weight_sync
 
 IDLE_TRAINER, IDLE_ROLLOUT, WEIGHT_SYNC = "idle-trainer", "idle-rollout", "weight-sync"
 NO_REQUESTS, TOOL_CALL, IDLE_DECODE = "no-requests", "tool-call", "idle-decode"
 
 _ASYNCHRONOUS = "generate the next batch while this batch is trained (asynchronous, one step off-policy)"
 _LEAST_IDLE = 0.2
-# "Update" alone is ambiguous: update_policy trains, but update_weights sends weights to the servers.
-_WEIGHTS = re.compile(
-    r"weights?[^a-z]*(?:sync|updat|transfer|broadcast|reshard|refit)"
-    r"|(?:sync|updat|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*weight"
-    r"|(?:param(?:eter)?s?|policy|model|rollout|engine)[^a-z]*(?:sync|transfer|broadcast|reshard|refit)"
-    r"|(?:sync|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*(?:param|policy|model|rollout|engine)",
-    re.IGNORECASE,
-)
 _TOOL = re.compile(
     r"(?:^|[^a-z])(?:tool|env(?:ironment)?|sandbox|function_call|code_exec\w*)(?:$|[^a-z])", re.IGNORECASE
 )
@@ -153,7 +146,7 @@ def weight_sync(capture: _Capture) -> Iterator[RankFinding]:
     for view in capture.others:
         for stage in view.stages:
             time_us = stage.total_us / view.host_steps
-            if not _WEIGHTS.search(stage.name) or time_us <= 0.1 * view.host_step_us:
+            if not is_weight_sync(stage.name) or time_us <= 0.1 * view.host_step_us:
                 continue
             stopped_us, label = max(
                 (

@@ -79,6 +79,14 @@ _OUTPUT_FRAME = re.compile(
 )
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:validat(?:e|ion)|eval(?:uate|uation)?)(?:$|[^a-z])", re.IGNORECASE)
 _VALIDATION_FRAME = re.compile(r"\(\d+\): (?:\w*_)?(?:run_)?(?:validate|validation|evaluate)(?:_\w+)?$")
+# "Update" alone is ambiguous: update_policy trains, but update_weights sends weights to the servers.
+_WEIGHT_SYNC = re.compile(
+    r"weights?[^a-z]*(?:sync|updat|transfer|broadcast|reshard|refit)"
+    r"|(?:sync|updat|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*weight"
+    r"|(?:param(?:eter)?s?|policy|model|rollout|engine)[^a-z]*(?:sync|transfer|broadcast|reshard|refit)"
+    r"|(?:sync|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*(?:param|policy|model|rollout|engine)",
+    re.IGNORECASE,
+)
 _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
 # `run_backward` waits for the autograd threads.
 _PROFILER_FRAME = re.compile(
@@ -157,6 +165,11 @@ def is_validation(name: str) -> bool:
 def is_validation_frame(name: str) -> bool:
     """Return whether a Python frame is a function that runs a validation pass."""
     return _VALIDATION_FRAME.search(name) is not None
+
+
+def is_weight_sync(name: str) -> bool:
+    """Return whether an annotation or stage transfers weights from a trainer to servers."""
+    return _WEIGHT_SYNC.search(name) is not None
 
 
 def is_garbage_collection(name: str) -> bool:

@@ -15,6 +15,7 @@ from simulated_roles import (
     Label,
     simulate,
     simulate_disaggregated,
+    simulate_many_roles,
     waits_of_decode_server,
     waits_of_server,
     waits_of_trainer,
@@ -70,6 +71,25 @@ def test_waits_are_assigned_like_in_a_brute_force_simulation(
             found = account(run, "rollout", replica)
             duration_ms = bursts[-1].end - bursts[0].begin
             assert sum(round(owner.time_us * 1000) for owner in found.owners) == duration_ms * 10**6
+            assert waits_us(found) == Counter(
+                {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
+            )
+
+
+@given(seed=st.integers(0, 10**6), servers=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_waits_of_many_roles_are_assigned_like_in_a_brute_force_simulation(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, servers: int
+) -> None:
+    roles = simulate_many_roles(seed, servers=servers)
+    if not any(roles.servers):
+        return
+    run = summary_of(write(roles, tmp_path_factory.mktemp("job")))
+    found = account(run, "trainer")
+    assert waits_us(found) == Counter({label: 1000 * ms for label, ms in waits_of_trainer(roles).items()})
+    for replica, bursts in enumerate(roles.servers):
+        if bursts:
+            found = account(run, "rollout", replica)
             assert waits_us(found) == Counter(
                 {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
             )
