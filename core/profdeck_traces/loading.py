@@ -48,10 +48,16 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         The summary of the readable traces, and the errors of the other traces.
 
     Raises:
-        TraceError: A directory contains no trace, or a file is a merged trace.
+        TraceError: A directory contains no trace, a file is a merged trace, or there are no graph captures.
     """
     sources = find_sources(paths, on_left_out=on_left_out)
     if graph_captures is not None:
+        if not graph_captures.exists():
+            raise TraceError(
+                f"The graph captures {graph_captures} do not exist. Pass a trace that was recorded while the engine "
+                "captured its graphs, or a directory of such traces."
+            )
+        find_sources([graph_captures])  # raises an error for a directory without traces
         sources = [attrs.evolve(source, captures=graph_captures) for source in sources]
     for source in sources:
         if is_merged(source.path):

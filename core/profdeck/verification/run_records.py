@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from profdeck_traces.inputs.artifact_kinds import FileCheck, is_trace_path
-from profdeck_traces.inputs.facts import RecordedTraces, RunState
+from profdeck_traces.inputs.facts import CaptureMember, RecordedTraces, RunState, TraceFacts
 
 
 class Records:
@@ -35,6 +35,12 @@ class Records:
         from profdeck.verification.trace_facts import run_state
 
         return run_state(paths, checks)
+
+    def members(self, facts: TraceFacts) -> Sequence[CaptureMember]:
+        """Return all known members of a trace's capture; see `profdeck_traces.inputs.facts.RunRecords`."""
+        from profdeck.verification.trace_facts import capture_members
+
+        return capture_members(facts)
 
     def newest_run(self, output: Path) -> Path | None:
         """Return the newest run in an output directory, or ``None`` if it contains no run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -12,16 +13,24 @@ from pathlib import Path
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.records.capture import Unit
 from profdeck.records.host_clock import HostClock
-from profdeck.records.manifest import ArtifactRecord, Manifest, read_manifest
+from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
+from profdeck.records.request import MAX_RANKS
 from profdeck.records.run_directory import RUN_FILE
 from profdeck.records.status import Status
 from profdeck.verification.file_checks import KnownChecks
 from profdeck.verification.report_model import CaptureReport, RankReport, TargetReport
-from profdeck.verification.run_manifests import RunManifest, find_manifests
+from profdeck.verification.run_manifests import RunManifest, find_manifests, is_in_place
 from profdeck.verification.run_report import has_valid_roles, judge, recorded_roles
 from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
-from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
+from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, files_below, kind_named
+from profdeck_traces.inputs.facts import (
+    CaptureMember,
+    CaptureStatus,
+    RecordedTraces,
+    RecordingAbout,
+    RunState,
+    TraceFacts,
+)
 
 _MAX_TIME_NS = 1 << 62
 """Largest valid time (in the year 2116), chosen so that the sum of two times fits into 64 bits."""
@@ -69,6 +78,51 @@ def _read_fleet(file: Path) -> Manifest | None:
         return read_manifest(file)
     except ProfdeckError:
         return None
+
+
+def capture_members(facts: TraceFacts) -> list[CaptureMember]:
+    """Return the members of a trace's capture; see `profdeck_traces.inputs.facts.RunRecords`.
+
+    These are all ranks of each role and replica with a manifest, the servers of fleets, and the roles in ``run.json``
+    without a manifest.
+    """
+    run = Path(facts.run)
+    members: dict[CaptureMember, None] = {}
+    step = run / f"step_{facts.first_step:06d}"
+    for file in filter(is_manifest, files_below(step)):
+        try:
+            manifest = read_manifest(file)
+        except ProfdeckError:
+            if file.name.endswith(f".{facts.capture}.json"):
+                members[_member_at(file.relative_to(step))] = None
+            continue
+        if manifest.capture != facts.capture or not is_in_place(file, manifest, run):
+            continue
+        role, replica = manifest.role, manifest.replica
+        if manifest.target is None:
+            ranks = {manifest.rank, *manifest.expected_ranks, *range(min(manifest.world_size, MAX_RANKS))}
+            members |= dict.fromkeys(CaptureMember(role, replica, rank) for rank in ranks)
+        elif manifest.targets:
+            members |= dict.fromkeys(CaptureMember(role, target.replica) for target in manifest.targets)
+        else:
+            members[CaptureMember(role, replica)] = None
+    roles = {member.role for member in members}
+    return [*members, *(CaptureMember(role) for role in _listed_roles(run) if role not in roles)]
+
+
+def _member_at(manifest: Path) -> CaptureMember:
+    """Return the member to which a manifest belongs, from its path in the directory of a step."""
+    role, *below = manifest.parent.parts or ("",)
+    found = re.fullmatch(r"replica_(\d{3,9})", below[0]) if below else None
+    return CaptureMember(role, int(found[1]) if found else None)
+
+
+def _listed_roles(run: Path) -> list[str]:
+    """Return the roles in a run's ``run.json``, or an empty list if it cannot be read."""
+    try:
+        return recorded_roles(JSON_OBJECT.read(run / RUN_FILE))
+    except (OSError, ValueError):
+        return []
 
 
 def run_state(paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
@@ -133,10 +187,12 @@ def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None, 
         stall_s=manifest.credible_stall_s,
         host_load=manifest.host_load,
         has_digest=artifact.sha256 is not None,
+        recorded_from_ns=min(anchors_ns, default=None),
         recorded_until_ns=max(anchors_ns, default=None),
         worker_type=manifest.worker_type
         or next((target.worker_type for target in targets if target.replica == manifest.replica), None),
         fleet_size=None if fleet is None else fleet.found or len(targets),
+        data_parallel_rank=manifest.parallel.get("dp"),
         clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + shift_ns if offsets_ns else None,
         base_time_ns=artifact.base_time_ns if _is_time(artifact.base_time_ns or 0) else None,
         clock_host=clock.reference if clock else manifest.host,
@@ -238,12 +294,8 @@ def _silent_roles(directories: Iterable[Path], manifests: Mapping[Path, Sequence
     """
     silent: dict[str, None] = {}
     for directory in sorted(directories):
-        try:
-            listed = recorded_roles(JSON_OBJECT.read(directory / RUN_FILE))
-        except (OSError, ValueError):
-            continue
         recorded = {own.manifest.role for own in manifests.get(directory, ())}
-        silent |= dict.fromkeys(role for role in listed if role not in recorded)
+        silent |= dict.fromkeys(role for role in _listed_roles(directory) if role not in recorded)
     return tuple(silent)
 
 

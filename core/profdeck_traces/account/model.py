@@ -173,6 +173,19 @@ class CauseTime:
 
 
 @attrs.frozen(kw_only=True)
+class UnassignedWaits:
+    """Waits for other roles that are not, or not all, assigned to these roles."""
+
+    roles: tuple[str, ...]
+    reason: str
+
+    @property
+    def note(self) -> str:
+        """The roles and the reason, as a sentence."""
+        return f"Waits for {' and '.join(self.roles)} are not assigned: {self.reason}."
+
+
+@attrs.frozen(kw_only=True)
 class Account:
     """Step time, divided among the owners on the critical path.
 
@@ -203,6 +216,8 @@ class Account:
     """FLOPs of the counted operators that start in each step. Empty if shapes are missing or ``step_us`` is empty."""
     has_stacks: bool = False
     """True if Python stacks were recorded."""
+    unassigned_waits: tuple[UnassignedWaits, ...] = ()
+    """Roles that this process may have waited for. `notes` contains a sentence for each entry."""
     joined_gains: tuple[JoinedGain, ...] = ()
     """Gains of the largest groups of owners with the same kind, name, line and origin."""
 

@@ -33,7 +33,7 @@ _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _T = TypeVar("_T")
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
-_VERSION = 4
+_VERSION = 5
 """Version of the encoding. Increment it whenever the encoding, calls, arrivals or idle periods change."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
@@ -96,7 +96,7 @@ def about(source: TraceSource) -> list[Any]:
 
     Facts that `RankReading.with_facts` adds after decoding are not part of the key.
     """
-    captures = [(str(path), *_state(path)) for path in source.graph_captures]
+    captures = [(str(path), *_state(path), source.captures is not None) for path in source.graph_captures]
     return [source.cold_first_step, source.last_step, *([captures] if captures else [])]
 
 

@@ -6,6 +6,7 @@ Otherwise, the engine is idle during the pause after the iteration.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
@@ -77,7 +78,7 @@ def all_iterations(rank: RankSummary) -> list[EngineIteration]:
             following.start_us if following else None,
             following is not None and _continues(step, following),
         )
-        for index, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True))
+        for index, (step, following) in enumerate(itertools.zip_longest(steps, steps[1:]))
     ]
 
 

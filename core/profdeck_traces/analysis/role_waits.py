@@ -1,12 +1,13 @@
 """Assigns the time that trainers and servers spend waiting for each other to the role that is working at that time.
 
 A trainer waits for servers if it runs no operators from before their first iteration until after their last. The wait
-is divided among the servers, working backward from the end of the last iteration. It is assigned first to the server
-that finishes last, then to the server that was busy before it, and so on. A server's waits for trainers are divided in
-the same way.
+is divided among the other roles, working backward from the end of their work. It is assigned first to the server or
+role that finishes last, then to the one that was busy before it, and so on. A server's waits for trainers are divided
+in the same way.
 
 If the other role's work extends beyond the idle period, as in asynchronous training, the process may be waiting for
-something else. In this case, the time keeps its owner.
+something else. It may also be waiting for a member of the capture without a readable trace. In both cases, the time
+keeps its owner.
 
 Disaggregated servers work at the same time. A decode server waits for the prefill server whose iteration was the last
 to end before the decode server resumed.
@@ -15,16 +16,16 @@ to end before the decode server resumed.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import attrs
 import numpy as np
 
 from profdeck_traces.account.causes import BETWEEN, PYTHON_CODE, WAITING
-from profdeck_traces.account.model import Account, CauseTime, OwnerKey
+from profdeck_traces.account.model import Account, CauseTime, OwnerKey, UnassignedWaits
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.reassignment import reassigned
 from profdeck_traces.analysis.engine_iterations import all_iterations, decode_requests
@@ -32,13 +33,18 @@ from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
 from profdeck_traces.base.text import plural
-from profdeck_traces.inputs.facts import TraceFacts
+from profdeck_traces.inputs.facts import CaptureMember, TraceFacts, run_records
+from profdeck_traces.reading.event_names import is_weight_sync
 from profdeck_traces.reading.intervals import complement, intersection, total, union
 
+_ITERATIONS = "engine_iteration"
+"""`TraceFacts.unit` of servers."""
 NO_BATCH, WORK = "no batch", "work"
 """``NO_BATCH`` is the activity of a server between iterations. ``WORK`` is an activity outside all stages."""
-_NOTE = re.compile(r"Waits for (.+) are not assigned: (.+)\.")
 _CLOCK_NOISE_NS = 100_000
+_CONTINUES_NS = 5_000_000
+"""If a trainer's first work starts within this time of the start of its recording, it may have started earlier."""
+_MAX_NAMED = 3
 _MIN_NOTED = 0.01  # fraction of the account's time
 _NS_PER_US = 1000
 _CAUSES = {
@@ -65,6 +71,12 @@ class _Piece(NamedTuple):
     is_last: bool
     """True if the peer is the last to finish during the wait."""
 
+    @property
+    def is_batch(self) -> bool:
+        """False if a server runs no batch: it is idle or receives weights, perhaps from this process."""
+        awaited = self.activity.awaited
+        return awaited != NO_BATCH and not (self.peer.is_server and is_weight_sync(awaited))
+
 
 @attrs.frozen(eq=False)
 class _Peer:
@@ -73,6 +85,7 @@ class _Peer:
     readings: Sequence[RankReading]
     bursts: Sequence[Sequence[_Activity]]
     """Bursts, sorted by time. Each burst is a sequence of activities without pauses."""
+    is_server: bool = attrs.field(kw_only=True)
 
     @property
     def role(self) -> str:
@@ -82,10 +95,6 @@ class _Peer:
     def label(self) -> str:
         """Role and replica, for example ``rollout/1``."""
         return _facts(self.readings[0]).role_and_replica
-
-    @property
-    def is_server(self) -> bool:
-        return _is_server(self.readings[0])
 
     def bursts_in(self, begin: int, end: int) -> Sequence[Sequence[_Activity]]:
         """Return the bursts that overlap an interval."""
@@ -104,9 +113,83 @@ class _Peer:
         return max(_facts(reading).clock_error_ns or 0 for reading in self.readings)
 
     @property
+    def recorded_from(self) -> int:
+        """Start of the interval in which all ranks were recorded."""
+        return max(_recorded_from(reading) for reading in self.readings)
+
+    @property
     def recorded_until(self) -> int:
         """End of the interval in which all ranks were recorded."""
         return min(_recorded_until(reading) for reading in self.readings)
+
+    @property
+    def may_work_before_recording(self) -> bool:
+        """True if the first work may have started before the recording.
+
+        A server starts with a prefill, unless it already has requests.
+        """
+        if not self.bursts:
+            return False
+        first = self.bursts[0][0]
+        return first.awaited != PREFILL if self.is_server else first.begin < self.recorded_from + _CONTINUES_NS
+
+
+class _Capture:
+    """The readings of one capture, its peers and its members without a readable trace."""
+
+    def __init__(self, readings: Sequence[RankReading]) -> None:
+        self._server_roles = {
+            facts.role
+            for reading in readings
+            for facts in [_facts(reading)]
+            if facts.unit == _ITERATIONS or any(step.kind == ITERATION for step in reading.summary.steps)
+        }
+        self._members = run_records().members(_facts(readings[0]))
+        self.readings = [reading for reading in readings if reading.summary.problem is None]
+        usable = [reading for reading in self.readings if reading.summary.origin_unix_ns is not None]
+        groups: dict[tuple[str, int | None], list[RankReading]] = {}
+        for reading in sorted(usable, key=lambda reading: reading.summary.rank or 0):
+            groups.setdefault((_facts(reading).role, _facts(reading).replica), []).append(reading)
+        self.peers = [peer for group in groups.values() for peer in self._peers(group)]
+        self.has_clocks = len(usable) == len(self.readings)
+
+    def is_server(self, reading: RankReading) -> bool:
+        """Return whether a rank belongs to a role whose processes run engine iterations."""
+        return _facts(reading).role in self._server_roles
+
+    def _peers(self, readings: Sequence[RankReading]) -> Iterator[_Peer]:
+        """Yield the peers in a group of ranks: each role, and each data-parallel rank of a server.
+
+        Other ranks of a server run the same batches.
+        """
+        if not self.is_server(readings[0]):
+            yield _Peer(readings, _stages(readings), is_server=False)
+            return
+        first: dict[int | None, RankReading] = {}
+        for reading in readings:
+            first.setdefault(_facts(reading).data_parallel_rank, reading)
+        for reading in first.values():
+            bursts = _iterations(reading)
+            bursts = _with_weight_syncs(bursts, reading) if bursts else _stages([reading])
+            yield _Peer([reading], bursts, is_server=True)
+
+    @functools.cached_property
+    def missing(self) -> list[CaptureMember]:
+        """Members without a readable trace. A server needs only one trace, unless it has data-parallel ranks."""
+        groups: dict[tuple[str, int | None], list[TraceFacts]] = {}
+        for reading in self.readings:
+            groups.setdefault((_facts(reading).role, _facts(reading).replica), []).append(_facts(reading))
+        missing: dict[CaptureMember, None] = {}
+        for member in self._members:
+            group = groups.get((member.role, member.replica), [])
+            ranks = {facts.rank for facts in group}
+            if not group:
+                missing[CaptureMember(member.role, member.replica)] = None
+            elif member.rank is not None and member.rank not in ranks:
+                is_server = member.role in self._server_roles
+                if not is_server or any(facts.data_parallel_rank is not None for facts in group):
+                    missing[member] = None
+        return sorted(missing, key=_sort_key)
 
 
 def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Account | None]) -> list[Account | None]:
@@ -118,49 +201,21 @@ def assign_role_waits(readings: Sequence[RankReading], accounts: Sequence[Accoun
     """
     captures: dict[tuple[str, str], list[int]] = {}
     for place, reading in enumerate(readings):
-        if reading.facts is not None and reading.summary.origin_unix_ns is not None:
+        if reading.facts is not None:
             captures.setdefault((reading.facts.run, reading.facts.capture), []).append(place)
     assigned = list(accounts)
     for places in captures.values():
-        members = [readings[place] for place in places]
-        servers, trainers = _servers(members), _trainers(members)
-        for place, reading in zip(places, members, strict=True):
-            account = assigned[place]
-            if account is None:
+        if not any(len(readings[place].idle.begin) for place in places):
+            continue
+        capture = _Capture([readings[place] for place in places])
+        for place in places:
+            reading, account = readings[place], assigned[place]
+            if account is None or not len(reading.idle.begin) or reading.summary.problem is not None:
                 continue
-            for wait in _waits_of(reading, servers, trainers):
+            for wait in _waits_of(reading, capture):
                 account = wait.account(account)
             assigned[place] = account
     return assigned
-
-
-def unassigned_roles(account: Account) -> dict[str, str]:
-    """Return the roles for which some or all waits could not be assigned, with the reason for each role."""
-    return {found[1]: found[2] for note in account.notes if (found := _NOTE.fullmatch(note))}
-
-
-def _servers(members: Sequence[RankReading]) -> list[_Peer]:
-    """Return the servers in a capture. Each server is represented by its first recorded rank."""
-    servers = _by_place(reading for reading in members if _is_server(reading))
-    return [_Peer(readings[:1], _iterations(readings[0])) for readings in servers]
-
-
-def _trainers(members: Sequence[RankReading]) -> list[_Peer]:
-    """Return the roles in a capture that are not servers."""
-    roles = _by_place(reading for reading in members if not _is_server(reading) and reading.summary.work)
-    return [_Peer(readings, _stages(readings)) for readings in roles]
-
-
-def _by_place(readings: Iterable[RankReading]) -> list[list[RankReading]]:
-    """Group readings by role and replica, and sort each group by rank."""
-    groups: dict[str, list[RankReading]] = {}
-    for reading in sorted(readings, key=lambda reading: reading.summary.rank or 0):
-        groups.setdefault(_facts(reading).role_and_replica, []).append(reading)
-    return [*groups.values()]
-
-
-def _is_server(reading: RankReading) -> bool:
-    return any(step.kind == ITERATION for step in reading.summary.steps)
 
 
 def _facts(reading: RankReading) -> TraceFacts:
@@ -172,6 +227,11 @@ def _clock(reading: RankReading) -> str | None:
     """Return the host whose clock provides the reading's Unix times."""
     facts = _facts(reading)
     return facts.host if facts.clock_offset_ns is None else facts.clock_host
+
+
+def _recorded_from(reading: RankReading) -> int:
+    origin, start = reading.summary.origin_unix_ns or 0, _facts(reading).recorded_from_ns
+    return origin if start is None else min(origin, start)
 
 
 def _recorded_until(reading: RankReading) -> int:
@@ -201,6 +261,24 @@ def _iterations(reading: RankReading) -> list[list[_Activity]]:
     return bursts
 
 
+def _with_weight_syncs(bursts: list[list[_Activity]], reading: RankReading) -> list[list[_Activity]]:
+    """Return a server's bursts and its weight syncs, which can interrupt a burst."""
+    for period in reading.summary.stage_periods:
+        begin, end = _unix_ns(reading, period.start_us), _unix_ns(reading, period.start_us + period.duration_us)
+        sync = _Activity(begin, end, period.name or WORK, None)
+        overlapping = [burst for burst in bursts if burst[0].begin <= end and burst[-1].end >= begin]
+        parts = [sync]
+        for activity in itertools.chain.from_iterable(overlapping):
+            if activity.begin < begin:
+                parts.append(activity._replace(end=min(activity.end, begin)))
+            if activity.end > end:
+                parts.append(activity._replace(begin=max(activity.begin, end)))
+        bursts = [burst for burst in bursts if burst not in overlapping]
+        bursts.append(sorted(parts))
+        bursts.sort()
+    return bursts
+
+
 def _batch_name(step: StepSummary) -> str | None:
     """Return a name that gives the number of decoding requests as a range, so that similar batches share a name."""
     count = decode_requests(step)
@@ -221,6 +299,8 @@ def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
         (_unix_ns(readings[0], stage.start_us), _unix_ns(readings[0], stage.start_us + stage.duration_us), stage.name)
         for stage in readings[0].summary.stage_periods
     ]
+    if not spans:
+        return []
     bursts = []
     for begin, end in zip(*(times.tolist() for times in union(*np.array(spans, np.int64).T)), strict=True):
         cuts = {time for stage in stages for time in stage[:2] if begin < time < end}
@@ -236,36 +316,56 @@ def _stages(readings: Sequence[RankReading]) -> list[list[_Activity]]:
     return bursts
 
 
-def _waits_of(reading: RankReading, servers: Sequence[_Peer], trainers: Sequence[_Peer]) -> Iterator[_Waits]:
+def _waits_of(reading: RankReading, capture: _Capture) -> Iterator[_Waits]:
     """Yield a rank's waits, separately for each group of peers."""
-    if not _is_server(reading):
-        if servers:
-            yield _TurnWaits(reading, servers)
-        return
-    if trainers:
-        yield _TurnWaits(reading, trainers)
-    if _facts(reading).worker_type == DECODE:
-        fleet = [server for server in servers if server.role == _facts(reading).role]
+    role, replica = _facts(reading).role, _facts(reading).replica
+    others = [peer for peer in capture.peers if peer.role != role]
+    missing = [member for member in capture.missing if member.role != role]
+    is_between_turns = capture.is_server(reading) or any(peer.is_server for peer in others)
+    if missing or (others and is_between_turns):
+        yield _TurnWaits(reading, capture, others, missing)
+    if _facts(reading).worker_type == DECODE and capture.is_server(reading):
+        fleet = [peer for peer in capture.peers if peer.role == role]
         if any(_worker_type(server) == PREFILL for server in fleet):
-            yield _PrefillWaits(reading, fleet, trainers)
+            missing = [member for member in capture.missing if (member.role, member.replica) != (role, replica)]
+            yield _PrefillWaits(reading, capture, fleet, missing, others)
 
 
 def _worker_type(server: _Peer) -> str | None:
     return _facts(server.readings[0]).worker_type
 
 
+def _sort_key(member: CaptureMember) -> tuple[str, int, int]:
+    replica, rank = (-1 if number is None else number for number in (member.replica, member.rank))
+    return member.role, replica, rank
+
+
+def _listed(members: Sequence[CaptureMember]) -> str:
+    """Return a list of members, such as ``rollout/1, trainer rank 3 and 2 others``."""
+    names = []
+    for member in members:
+        name = member.role if member.replica is None else f"{member.role}/{member.replica}"
+        names.append(name if member.rank is None else f"{name} rank {member.rank}")
+    if len(names) > _MAX_NAMED:
+        names[_MAX_NAMED - 1 :] = [plural(len(names) - _MAX_NAMED + 1, "other")]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 class _Waits:
     """One rank's waits for its peers."""
 
-    def __init__(self, reading: RankReading, peers: Sequence[_Peer]) -> None:
-        self._reading, self._peers = reading, peers
+    def __init__(
+        self, reading: RankReading, capture: _Capture, peers: Sequence[_Peer], missing: Sequence[CaptureMember]
+    ) -> None:
+        self._reading, self._capture, self._peers, self._missing = reading, capture, peers, missing
         self._noise_ns = _CLOCK_NOISE_NS + (_facts(reading).clock_error_ns or 0)
-        self._noise_ns += max(peer.error_ns for peer in peers)
+        self._noise_ns += max((peer.error_ns for peer in peers), default=0)
         self._moved_ns: dict[OwnerKey, int] = {}
         self._added: dict[OwnerKey, tuple[int, int]] = {}
         self._gains_ns: dict[OwnerKey, int] = {}
         self._without_gain: set[OwnerKey] = set()
-        self._recorded_until = min(peer.recorded_until for peer in peers) + self._noise_ns
+        self._recorded_from = max((peer.recorded_from for peer in peers), default=0) - self._noise_ns
+        self._recorded_until = min((peer.recorded_until for peer in peers), default=0) + self._noise_ns
         self._unknown_ns = 0
 
     def account(self, account: Account) -> Account:
@@ -286,25 +386,33 @@ class _Waits:
                 f"in {share:.0%} of the time, their work continues outside the idle period, or the recording ends too "
                 "early"
             )
-        roles = " and ".join(sorted({peer.role for peer in self._peers}))
-        return attrs.evolve(account, notes=(*account.notes, f"Waits for {roles} are not assigned: {reason}."))
+        roles = {peer.role for peer in self._peers} | {member.role for member in self._missing}
+        unassigned = UnassignedWaits(roles=tuple(sorted(roles)), reason=reason)
+        return attrs.evolve(
+            account,
+            notes=(*account.notes, unassigned.note),
+            unassigned_waits=(*account.unassigned_waits, unassigned),
+        )
 
     def _reason(self) -> str | None:
         """Return the reason why the waits cannot be assigned, or ``None`` if they can be."""
-        if {clock for peer in self._peers for clock in peer.clocks} != {_clock(self._reading)}:
-            return "the clocks of the hosts are not aligned"
+        if self._missing:
+            return f"there is no readable trace of {_listed(self._missing)}"
         for role in dict.fromkeys(peer.role for peer in self._peers if peer.is_server):
-            servers = [peer for peer in self._peers if peer.role == role]
-            size = max(_facts(server.readings[0]).fleet_size or 0 for server in servers)
+            servers = {peer.label: peer for peer in self._peers if peer.role == role}
+            size = max(_facts(server.readings[0]).fleet_size or 0 for server in servers.values())
             if len(servers) < size:
                 return f"there are traces of only {len(servers)} of {plural(size, 'server')}"
+        clocks = {clock for peer in self._peers for clock in peer.clocks}
+        if not self._capture.has_clocks or clocks != {_clock(self._reading)}:
+            return "the clocks of the hosts are not aligned"
         return None
 
     def _periods(self) -> Iterator[tuple[int, int]]:
         """Yield the rank's idle periods in Unix nanoseconds. If the rank is a server, its iterations are not idle."""
         idle = self._reading.idle
         periods = union(idle.begin + self._offset_ns, idle.end + self._offset_ns)
-        own = _iterations(self._reading) if _is_server(self._reading) else []
+        own = _iterations(self._reading) if self._capture.is_server(self._reading) else []
         if own and len(periods[0]):
             bursts = union(np.array([burst[0].begin for burst in own]), np.array([burst[-1].end for burst in own]))
             limits = periods[0][:1], periods[1][-1:]
@@ -332,8 +440,8 @@ class _Waits:
         gains: dict[OwnerKey, int] = {}
         for piece in pieces:
             for owner, time_ns in self._segments(piece.activity):
-                if piece.activity.awaited == NO_BATCH and owner[0] == OwnerKind.PYTHON.label:
-                    continue  # this process is working, not waiting
+                if not piece.is_batch and owner[0] == OwnerKind.PYTHON.label:
+                    continue  # this process may be working, not waiting
                 _, _, _, _, annotation, line, *_ = owner
                 kind, awaited, name = OwnerKind.WAIT_FOR_ROLE.label, piece.activity.awaited, piece.activity.name
                 key: OwnerKey = kind, name, None, None, annotation, line, None, awaited, piece.peer.label
@@ -377,12 +485,15 @@ class _TurnWaits(_Waits):
     """The time that a rank spends waiting for peers, all of whose work is inside its idle time."""
 
     def _assign(self, begin: int, end: int) -> None:
+        late = [peer for peer in self._peers if peer.recorded_from - self._noise_ns > begin]
+        may_extend = any(peer.may_work_before_recording and peer.bursts[0][0].begin < end for peer in late)
+        begin = max(begin, self._recorded_from)
         active = [(peer, [*bursts]) for peer in self._peers if (bursts := peer.bursts_in(begin, end))]
         if not active:
             return
         ends = sorted(bursts[-1][-1].end for _, bursts in active)
         is_inside = begin - self._noise_ns <= min(bursts[0][0].begin for _, bursts in active)
-        if not is_inside or ends[-1] > end + self._noise_ns or end > self._recorded_until:
+        if may_extend or not is_inside or ends[-1] > end + self._noise_ns or end > self._recorded_until:
             spans = [(burst[0].begin, burst[-1].end) for _, bursts in active for burst in bursts]
             works = union(*np.array(spans, np.int64).T)
             self._unknown_ns += total(intersection(works, (np.array([begin]), np.array([end]))))
@@ -422,17 +533,24 @@ def _backward(active: Sequence[tuple[_Peer, list[Sequence[_Activity]]]], begin: 
 class _PrefillWaits(_Waits):
     """A decode server's waits for the prefill servers in its fleet, after the trainers have finished."""
 
-    def __init__(self, reading: RankReading, peers: Sequence[_Peer], trainers: Sequence[_Peer]) -> None:
-        super().__init__(reading, peers)
-        self._trainers = trainers
+    def __init__(
+        self,
+        reading: RankReading,
+        capture: _Capture,
+        peers: Sequence[_Peer],
+        missing: Sequence[CaptureMember],
+        others: Sequence[_Peer],
+    ) -> None:
+        super().__init__(reading, capture, peers, missing)
+        self._others = others
 
     def _reason(self) -> str | None:
-        if sum(_worker_type(peer) == DECODE for peer in self._peers) > 1:
+        if len({peer.label for peer in self._peers if _worker_type(peer) == DECODE}) > 1:
             return "the traces do not show which decode server continued a prefill"
         return super()._reason()
 
     def _assign(self, begin: int, end: int) -> None:
-        begin = max([begin, *(burst[-1].end for peer in self._trainers for burst in peer.bursts_in(begin, end))])
+        begin = max([begin, *(burst[-1].end for peer in self._others for burst in peer.bursts_in(begin, end))])
         prefills = [
             (activity.end, peer, activity)
             for peer in self._peers

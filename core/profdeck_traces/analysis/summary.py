@@ -36,7 +36,7 @@ from profdeck_traces.analysis.host_states import KNOWN_CATEGORIES, Host
 from profdeck_traces.analysis.launches import Launches, launched_work
 from profdeck_traces.analysis.memory import memory_of
 from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary, StepSummary
-from profdeck_traces.analysis.periods import stage_periods, work_periods
+from profdeck_traces.analysis.periods import stage_periods, weight_sync_periods, work_periods
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck_traces.analysis.shapes import operator_shapes
@@ -300,6 +300,7 @@ class _Summary:
         )
         utilization, steps = self._utilization(devices, steps)
         engine = next((mark.engine for mark in self._trace_steps.marks if mark.engine), None)
+        work = work_periods(trace.events, self._is_operator | self._on_device, origin_ns, self._end_ns)
         return RankSummary(
             path=str(self._path),
             role=None,
@@ -360,10 +361,10 @@ class _Summary:
             account=self._account,
             utilization=utilization,
             engine=engine,
-            work=()
+            work=() if engine else work,
+            stage_periods=weight_sync_periods(trace.events, work, origin_ns)
             if engine
-            else work_periods(trace.events, self._is_operator | self._on_device, origin_ns, self._end_ns),
-            stage_periods=() if engine else stage_periods(self._stages.marks(origin_ns)),
+            else stage_periods(self._stages.marks(origin_ns)),
         )
 
     def _utilization(

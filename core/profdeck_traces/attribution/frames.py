@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import sys
 
+from profdeck_traces.reading.event_names import is_profiler_frame
+
 _MODULE = re.compile(r"nn\.Module: (?P<class_name>.+?)(?:_\d+)?")
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _LIBRARY = re.compile(
-    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|pluggy|profdeck(?:_\w+)?)[\\/]"
-    r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*|(?:core|plugins)[\\/]profdeck(?:_\w+)?)[\\/]"
+    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|pluggy)[\\/]"
+    r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*)[\\/]"
     r"|.*[\\/]torchinductor_"
 )
 _TYPED_IN = re.compile(r"<stdin>|<ipython-input.*")
@@ -42,4 +44,4 @@ def is_user_frame(name: str) -> bool:
     first, *others = re.split(r"[\\/]", file)
     package = first if others else first.removesuffix(".py")
     is_standard = package in sys.stdlib_module_names and package != "test"
-    return not is_standard and _LIBRARY.match(file) is None
+    return not is_standard and _LIBRARY.match(file) is None and not is_profiler_frame(name)

@@ -79,7 +79,7 @@ def graph_operators(
         is_required: If False, the note describes the traces that cannot be used. If True, they are an error.
 
     Raises:
-        TraceError: A required trace cannot be read, contains no graph capture, or its launches have no kernel names.
+        TraceError: A required trace is corrupt, contains no graph capture, or its launches have no kernel names.
     """
     launched = _launched_nodes(events)
     if not launched:
@@ -151,9 +151,13 @@ def _captures(path: Path, launched: dict[_Nodes, list[Int]], is_step: Callable[[
     """Yield the captures in a trace that have the same nodes as a graph launch.
 
     Raises:
-        TraceError: The trace cannot be read, contains no graph capture, or its launches have no kernel names.
+        TraceError: The trace is corrupt, contains no graph capture, or its launches have no kernel names.
     """
     events = read_events(path, args=ARGS | {"kernel": TEXT})
+    if events.check.problem is not None:
+        raise TraceError(
+            f"{path} is not a complete Chrome trace: {events.check.problem.removesuffix('.')}. Replace or remove it."
+        )
     captured = [calls for begin, end in _capture_bounds(events) if len(calls := _captured_calls(events, begin, end))]
     if not captured:
         raise TraceError(

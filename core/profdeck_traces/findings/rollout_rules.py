@@ -16,25 +16,18 @@ import attrs
 from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.engine_iterations import EngineIteration
-from profdeck_traces.analysis.role_waits import NO_BATCH, unassigned_roles
+from profdeck_traces.analysis.role_waits import NO_BATCH
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.findings.engine_view import ServerView
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import is_weight_sync
 
 IDLE_TRAINER, IDLE_ROLLOUT, WEIGHT_SYNC = "idle-trainer", "idle-rollout", "weight-sync"
 NO_REQUESTS, TOOL_CALL, IDLE_DECODE = "no-requests", "tool-call", "idle-decode"
 
 _ASYNCHRONOUS = "generate the next batch while this batch is trained (asynchronous, one step off-policy)"
 _LEAST_IDLE = 0.2
-# "Update" alone is ambiguous: update_policy trains, but update_weights sends weights to the servers.
-_WEIGHTS = re.compile(
-    r"weights?[^a-z]*(?:sync|updat|transfer|broadcast|reshard|refit)"
-    r"|(?:sync|updat|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*weight"
-    r"|(?:param(?:eter)?s?|policy|model|rollout|engine)[^a-z]*(?:sync|transfer|broadcast|reshard|refit)"
-    r"|(?:sync|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*(?:param|policy|model|rollout|engine)",
-    re.IGNORECASE,
-)
 _TOOL = re.compile(
     r"(?:^|[^a-z])(?:tool|env(?:ironment)?|sandbox|function_call|code_exec\w*)(?:$|[^a-z])", re.IGNORECASE
 )
@@ -133,8 +126,8 @@ def _wait(account: Account, *, is_own: bool, role: str | None = None) -> _Wait |
     waits = [wait for wait in _role_waits(account) if ((wait.peer or "").partition("/")[0] == role) is is_own]
     time_us = sum(wait.time_us for wait in waits)
     if time_us <= _LEAST_IDLE * account.time_us:
-        reasons = unassigned_roles(account).items()
-        return next((reason for roles, reason in reasons if (roles == role) is is_own), None)
+        unassigned = account.unassigned_waits
+        return next((waits.reason for waits in unassigned if (waits.roles == (role,)) is is_own), None)
     sums = Counter[str](), Counter[str](), Counter[str]()
     for wait in waits:
         activity = " ".join(filter(None, [wait.awaited, wait.name]))
@@ -153,7 +146,7 @@ def weight_sync(capture: _Capture) -> Iterator[RankFinding]:
     for view in capture.others:
         for stage in view.stages:
             time_us = stage.total_us / view.host_steps
-            if not _WEIGHTS.search(stage.name) or time_us <= 0.1 * view.host_step_us:
+            if not is_weight_sync(stage.name) or time_us <= 0.1 * view.host_step_us:
                 continue
             stopped_us, label = max(
                 (

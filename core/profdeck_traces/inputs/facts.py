@@ -63,17 +63,31 @@ class TraceFacts:
     """Last global step that started during the capture, or ``None`` if unknown."""
     host_load: HostLoad | None = None
     """Host load during the capture, or ``None`` if it was not recorded."""
+    recorded_from_ns: int | None = None
+    """Time of the first clock anchor in Unix nanoseconds on `clock_host`; ``None`` if there are no clock anchors."""
     recorded_until_ns: int | None = None
     """Time of the last clock anchor in Unix nanoseconds on `clock_host`; ``None`` if there are no clock anchors."""
     worker_type: str | None = None
     """Server type: ``regular``, ``prefill`` or ``decode``; ``None`` if unknown."""
     fleet_size: int | None = None
     """Number of servers in this server's fleet, including servers that were not recorded; ``None`` if unknown."""
+    data_parallel_rank: int | None = None
+    """Data-parallel coordinate of the rank; ``None`` if there is none."""
 
     @property
     def role_and_replica(self) -> str:
         """Role and replica, such as ``rollout/2``, or only the role if it has no replicas."""
         return self.role if self.replica is None else f"{self.role}/{self.replica}"
+
+
+@attrs.frozen
+class CaptureMember:
+    """A process, server or role in a capture, with or without a trace."""
+
+    role: str
+    replica: int | None = None
+    rank: int | None = None
+    """``None`` for a server or role whose ranks are unknown."""
 
 
 @attrs.frozen(kw_only=True)
@@ -150,6 +164,9 @@ class RunRecords(Protocol):
             checks: Results of checking the traces, by path.
         """
 
+    def members(self, facts: TraceFacts) -> Sequence[CaptureMember]:
+        """Return all known members of a trace's capture, including those outside the paths that were read."""
+
     def newest_run(self, output: Path) -> Path | None:
         """Return the path of the newest run in an output directory, or None if there is no run."""
 
@@ -167,6 +184,10 @@ class NoRecords:
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:  # noqa: ARG002
         """Return an empty state."""
         return RunState()
+
+    def members(self, facts: TraceFacts) -> Sequence[CaptureMember]:  # noqa: ARG002
+        """Return no members."""
+        return ()
 
     def newest_run(self, output: Path) -> Path | None:  # noqa: ARG002
         """Return ``None``."""

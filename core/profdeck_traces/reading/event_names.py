@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import pkgutil
 import re
 from enum import Enum
+from pathlib import Path
 
 
 class CallKind(Enum):
@@ -75,12 +79,23 @@ _OUTPUT_FRAME = re.compile(
 )
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:validat(?:e|ion)|eval(?:uate|uation)?)(?:$|[^a-z])", re.IGNORECASE)
 _VALIDATION_FRAME = re.compile(r"\(\d+\): (?:\w*_)?(?:run_)?(?:validate|validation|evaluate)(?:_\w+)?$")
+# "Update" alone is ambiguous: update_policy trains, but update_weights sends weights to the servers.
+_WEIGHT_SYNC = re.compile(
+    r"weights?[^a-z]*(?:sync|updat|transfer|broadcast|reshard|refit)"
+    r"|(?:sync|updat|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*weight"
+    r"|(?:param(?:eter)?s?|policy|model|rollout|engine)[^a-z]*(?:sync|transfer|broadcast|reshard|refit)"
+    r"|(?:sync|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*(?:param|policy|model|rollout|engine)",
+    re.IGNORECASE,
+)
 _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
 # `run_backward` waits for the autograd threads.
-# Other directories with such a name, for example ``/data/profdeck_job/``, belong to the user.
 _PROFILER_FRAME = re.compile(
-    r"(?:(?:.*[\\/])?(?:(?:site|dist)-packages|core|plugins)[\\/])?profdeck(?:_\w+)?[\\/]"
-    r"|(?:.*[\\/])?torch[\\/]profiler[\\/]profiler\.py\("
+    r"(?:.*[\\/])?(?:(?:site|dist)-packages[\\/]profdeck(?:_\w+)?[\\/]|torch[\\/]profiler[\\/]profiler\.py\()"
+)
+# torch removes the `sys.path` entry from a path, so a path can be relative. Source trees and zip files keep a prefix.
+_PROFILER_FILE = re.compile(
+    r"(?:.*[\\/](?:core|plugins|[^\\/]+\.(?:zip|egg|whl|pyz|pex))[\\/]|(?:core|plugins)[\\/])?"
+    r"(?P<package>profdeck(?:_\w+)?)[\\/](?P<module>\w+)(?:[\\/]|\.py\()"
 )
 _THREAD_ENTRY = re.compile(r"(?:.*[\\/])?threading\.py\(\d+\): (?:_bootstrap|_bootstrap_inner|run)")
 _WAITING_FRAME = re.compile(
@@ -152,6 +167,11 @@ def is_validation_frame(name: str) -> bool:
     return _VALIDATION_FRAME.search(name) is not None
 
 
+def is_weight_sync(name: str) -> bool:
+    """Return whether an annotation or stage transfers weights from a trainer to servers."""
+    return _WEIGHT_SYNC.search(name) is not None
+
+
 def is_garbage_collection(name: str) -> bool:
     """Return whether an annotation marks a garbage collection."""
     return _GARBAGE_COLLECTION.search(name) is not None
@@ -164,7 +184,29 @@ def is_garbage_collection_frame(name: str) -> bool:
 
 def is_profiler_frame(name: str) -> bool:
     """Return whether a frame is a function of profdeck or of ``torch.profiler.profile``."""
-    return _PROFILER_FRAME.match(name) is not None
+    if _PROFILER_FRAME.match(name):
+        return True
+    file = _PROFILER_FILE.match(name)
+    return file is not None and file["module"] in _own_modules(file["package"])
+
+
+@functools.cache
+def _own_modules(package: str) -> frozenset[str]:
+    """Return the modules and subpackages of an installed package of profdeck, or an empty set for other packages.
+
+    Directories of jobs can have similar names, such as ``profdeck_job``.
+    """
+    own = importlib.util.find_spec(__name__.partition(".")[0])
+    spec = importlib.util.find_spec(package)
+    if own is None or spec is None:
+        return frozenset()
+    here, *_ = own.submodule_search_locations or [""]
+    locations = spec.submodule_search_locations or []
+    # In a source tree, plugins are in a directory next to the core's.
+    roots = {Path(here).parent, *(Path(here).parents[1] / name for name in ("core", "plugins"))}
+    if not any(Path(location).parent in roots for location in locations):
+        return frozenset()
+    return frozenset(module.name for module in pkgutil.iter_modules(locations)) | {"__init__"}
 
 
 def is_thread_entry(name: str) -> bool:

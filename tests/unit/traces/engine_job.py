@@ -103,7 +103,12 @@ def write_events(directory: Path, events: Sequence[dict[str, Any]], identity: Id
 
 
 def write_trainer(
-    run: Path, stages: Sequence[tuple[str, float, bool]], *, first_ns: int = FIRST_NS, stacks: Sequence[str] = ()
+    run: Path,
+    stages: Sequence[tuple[str, float, bool]],
+    *,
+    first_ns: int = FIRST_NS,
+    stacks: Sequence[str] = (),
+    role: str = "trainer",
 ) -> None:
     """Write the trace and the manifest of a trainer with one step.
 
@@ -112,6 +117,7 @@ def write_trainer(
         stages: Name and duration in milliseconds of each stage, and whether it runs operators.
         first_ns: Unix time of the trace's origin.
         stacks: Python frames of the stages without operators, outermost first.
+        role: Role of the trainer.
     """
     events: list[dict[str, Any]] = []
     now = 1000.0
@@ -123,7 +129,7 @@ def write_trainer(
             events.append(_event("cpu_op", "aten::mm", now, ms * 1000))
         now += ms * 1000
     step = _event("user_annotation", "ProfilerStep#0", 1000.0, now - 1000.0)
-    write_events(run / "step_000000" / "trainer", [step, *events], Identity(role="trainer"), first_ns)
+    write_events(run / "step_000000" / role, [step, *events], Identity(role=role), first_ns)
 
 
 def write_fleet(run: Path, *servers: Sequence[Batch]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,8 @@ from profdeck.base.identity import Identity
 UNIX_NS = 1_700_000_000 * 10**9
 Label = tuple[str, str]
 """Awaited role and that role's activity."""
-_MIN_IDLE, _MAX_TICKS = 8, 600
+_MIN_IDLE, _MAX_TICKS, _NEVER = 8, 600, 10**9
+SYNC = "update_weights"
 
 
 class Burst(NamedTuple):
@@ -35,6 +37,10 @@ class Roles(NamedTuple):
 
     trainer: list[Burst]
     servers: list[list[Burst]]
+    critic: list[Burst] = []  # noqa: RUF012 - never changed
+    """Bursts of another trainer."""
+    dead: frozenset[int] = frozenset()
+    """Servers whose recordings end with their last burst."""
 
 
 def simulate(seed: int, *, servers: int) -> Roles:
@@ -64,6 +70,35 @@ def simulate(seed: int, *, servers: int) -> Roles:
         now += idle
     roles.trainer.append(Burst(["work"] * 20, now))
     return roles
+
+
+def simulate_many_roles(seed: int, *, servers: int) -> Roles:
+    """Simulate a job with another trainer, weight syncs, servers that die and servers without any work."""
+    choice = random.Random(seed)  # noqa: S311 - reproducible jobs
+    roles = simulate(seed, servers=servers)
+    ends = {burst.end for bursts in (roles.trainer, *roles.servers) for burst in bursts}
+    critic: list[Burst] = []
+    now = 0
+    while now < _MAX_TICKS:
+        now += choice.randint(_MIN_IDLE, 90)
+        ticks = choice.randint(2, 40)
+        if now + ticks not in ends:
+            critic.append(Burst(["work"] * ticks, now))
+            now += ticks
+    for bursts in roles.servers:
+        if choice.random() < 0.2:
+            bursts.clear()
+        for burst in bursts[1:-1]:
+            if choice.random() < 0.4:  # a sync before, during or instead of the batches
+                first = choice.choice((0, len(burst.ticks) // 2))
+                # A decode without a prefill before it would have requests in the pause before the burst.
+                last = choice.choice((first + 1, len(burst.ticks))) if first else len(burst.ticks)
+                burst.ticks[first:last] = [SYNC] * (last - first)
+    dead = frozenset(replica for replica, bursts in enumerate(roles.servers) if bursts and choice.random() < 0.2)
+    for replica in dead:
+        bursts = roles.servers[replica]
+        del bursts[choice.randint(max(1, len(bursts) // 2), len(bursts)) :]
+    return roles._replace(critic=critic if choice.random() < 0.8 else [], dead=dead)
 
 
 def simulate_disaggregated(seed: int, *, prefill_servers: int) -> Roles:
@@ -102,7 +137,7 @@ def write(roles: Roles, run: Path) -> Path:
     for replica, bursts in enumerate(roles.servers):
         kind = None if roles.trainer else "prefill" if replica < len(roles.servers) - 1 else "decode"
         identity = Identity(role="rollout", replica=replica, worker_type=kind)
-        events = []
+        events = [] if bursts else [("user_annotation", "idle", 0, 1)]
         for burst in bursts:
             first = 0
             for index, label in enumerate([*burst.ticks[1:], None], 1):
@@ -111,19 +146,32 @@ def write(roles: Roles, run: Path) -> Path:
                     name = "execute_context_1(9)_generation_0(0)"
                     if requests.isdigit():
                         name = f"execute_context_0(0)_generation_{requests}({requests})"
+                    elif requests == SYNC:
+                        name = SYNC
                     begin, end = burst.begin + first, burst.begin + index
                     events += [("user_annotation", name, begin, end), ("cpu_op", "aten::mm", begin, end)]
                     first = index
-        _write(run / f"step_000000/rollout/replica_{replica:03d}", events, identity, 7 * (replica + 1))
+        directory = run / f"step_000000/rollout/replica_{replica:03d}"
+        _write(directory, events, identity, 7 * (replica + 1))
+        if replica in roles.dead:
+            (manifest,) = directory.glob("rank_*.json")
+            content = json.loads(manifest.read_text())
+            content["artifacts"][0]["anchors"].pop()
+            manifest.write_text(json.dumps(content))
+    if roles.critic:
+        _write(run / "step_000000/critic", _trainer_events(roles.critic), Identity(role="critic"), 5)
     if not roles.trainer:
         return run
-    # Some steps start while the trainer is idle.
-    borders = [burst.begin + (-3 if number % 3 == 2 else 0) for number, burst in enumerate(roles.trainer)]
-    steps = zip(borders, [*borders[1:], roles.trainer[-1].end], strict=True)
-    events = [("user_annotation", f"ProfilerStep#{number}", *step) for number, step in enumerate(steps)]
-    events += [("cpu_op", "aten::mm", burst.begin, burst.end) for burst in roles.trainer]
-    _write(run / "step_000000/trainer", events, Identity(role="trainer"), 3)
+    _write(run / "step_000000/trainer", _trainer_events(roles.trainer), Identity(role="trainer"), 3)
     return run
+
+
+def _trainer_events(bursts: list[Burst]) -> list[tuple[str, str, int, int]]:
+    # Some steps start while the trainer is idle.
+    borders = [burst.begin + (-3 if number % 3 == 2 else 0) for number, burst in enumerate(bursts)]
+    steps = zip(borders, [*borders[1:], bursts[-1].end], strict=True)
+    events = [("user_annotation", f"ProfilerStep#{number}", *step) for number, step in enumerate(steps)]
+    return events + [("cpu_op", "aten::mm", burst.begin, burst.end) for burst in bursts]
 
 
 def _write(directory: Path, rows: list[tuple[str, str, int, int]], identity: Identity, shift: int) -> None:
@@ -147,12 +195,14 @@ def _write(directory: Path, rows: list[tuple[str, str, int, int]], identity: Ide
 def waits_of_trainer(roles: Roles) -> Counter[Label]:
     """Return the trainer's waits in milliseconds."""
     labelled = {f"rollout/{replica}": bursts for replica, bursts in enumerate(roles.servers)}
-    return _waits(roles.trainer, labelled, gap="no batch")
+    until = min((roles.servers[replica][-1].end for replica in roles.dead), default=_NEVER)
+    return _waits(roles.trainer, labelled | {"critic": roles.critic}, gap="no batch", until=until)
 
 
 def waits_of_server(roles: Roles, replica: int) -> Counter[Label]:
     """Return a server's waits in milliseconds."""
-    return _waits(roles.servers[replica], {"trainer": roles.trainer}, gap=None)
+    peers = {"trainer": roles.trainer, "critic": roles.critic}
+    return _waits(roles.servers[replica], peers, gap=None)
 
 
 def waits_of_decode_server(roles: Roles) -> Counter[Label]:
@@ -172,9 +222,12 @@ def waits_of_decode_server(roles: Roles) -> Counter[Label]:
     return +waits
 
 
-def _waits(own: list[Burst], peers: dict[str, list[Burst]], gap: str | None) -> Counter[Label]:
+def _waits(own: list[Burst], peers: dict[str, list[Burst]], gap: str | None, until: int = _NEVER) -> Counter[Label]:
+    """Return the waits between bursts. Waits that end after `until` are unknown."""
     waits: Counter[Label] = Counter()
     for before, after in itertools.pairwise(own):
+        if after.begin > until:
+            continue
         idle = range(before.end, after.begin)
         busy = {tick: _busy(peers, tick) for tick in range(before.end - 1, after.begin + 1)}
         if any(_is_same_burst(busy, border, border + 1) for border in (idle.start - 1, idle.stop - 1)):
@@ -188,8 +241,8 @@ def _waits(own: list[Burst], peers: dict[str, list[Burst]], gap: str | None) -> 
             if current is not None:
                 follower = current[0]
                 waits[follower, _name(current[1].ticks[tick - current[1].begin])] += 1
-            elif follower and gap and any(busy[earlier] for earlier in range(idle.start, tick)):
-                waits[follower, gap] += 1
+            elif gap and (follower or "").startswith("rollout") and any(map(busy.get, range(idle.start, tick))):
+                waits[str(follower), gap] += 1
     return waits
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,10 +232,36 @@ def test_an_unusable_capture_is_an_error_only_if_requested(tmp_path: Path, event
     assert times(attributed.operators) == {"hipGraphLaunch": 10}
 
 
-def test_a_missing_capture_is_an_error(tmp_path: Path) -> None:
-    trace = write(tmp_path / "a.trace.json", graph_launches(("gemm",)))
-    with pytest.raises(TraceError, match="missing"):
+@pytest.mark.parametrize("events", [graph_launches(("gemm",)), capture(LINEAR)], ids=["graphs", "no graphs"])
+def test_a_missing_capture_is_an_error(tmp_path: Path, events: list[Event]) -> None:
+    trace = write(tmp_path / "a.trace.json", events)
+    with pytest.raises(TraceError, match="missing.json do not exist"):
         summary(trace, tmp_path / "missing.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="No trace found in .*empty"):
+        summary(trace, tmp_path / "empty")
+
+
+def test_a_corrupt_capture_is_an_error_only_if_requested(tmp_path: Path) -> None:
+    trace = write(tmp_path / "a.trace.json", graph_launches(("gemm",)))
+    file = write(tmp_path / "capture_traces" / "graphs.trace.json", capture(LINEAR))
+    whole = file.read_text()
+    file.write_text(whole[:-40])
+    cache = ResultCache(tmp_path / "cache")
+    message = "graphs.trace.json is not a complete Chrome trace: .*Replace or remove it."
+    for _ in range(2):
+        attributed = summary(trace, cache=cache).attributed
+        assert attributed is not None
+        assert re.search(message, attributed.note or "")
+        with pytest.raises(TraceError, match=message):
+            summary(trace, file, cache=cache)
+        with pytest.raises(TraceError, match=message):
+            summary(trace, file.parent, cache=cache)
+    file.write_text(whole)
+    for captures in (None, file):
+        attributed = summary(trace, captures, cache=cache).attributed
+        assert attributed is not None
+        assert times(attributed.operators) == {"aten::addmm": 10}
 
 
 def test_captures_next_to_a_trace_are_not_traces_of_ranks(tmp_path: Path) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_job import Batch, decode, write_server, write_trainer
+from engine_job import Batch, decode, write_events, write_server, write_trainer
 from hypothesis import given, settings, strategies as st
 from simulated_roles import (
     Label,
     simulate,
     simulate_disaggregated,
+    simulate_many_roles,
     waits_of_decode_server,
     waits_of_server,
     waits_of_trainer,
     write,
 )
 
+from captured_runs import FIRST_NS
+from profdeck.base.identity import Identity
 from profdeck_traces import write_result
 from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.analysis.model import RunSummary
@@ -67,6 +71,25 @@ def test_waits_are_assigned_like_in_a_brute_force_simulation(
             found = account(run, "rollout", replica)
             duration_ms = bursts[-1].end - bursts[0].begin
             assert sum(round(owner.time_us * 1000) for owner in found.owners) == duration_ms * 10**6
+            assert waits_us(found) == Counter(
+                {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
+            )
+
+
+@given(seed=st.integers(0, 10**6), servers=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_waits_of_many_roles_are_assigned_like_in_a_brute_force_simulation(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, servers: int
+) -> None:
+    roles = simulate_many_roles(seed, servers=servers)
+    if not any(roles.servers):
+        return
+    run = summary_of(write(roles, tmp_path_factory.mktemp("job")))
+    found = account(run, "trainer")
+    assert waits_us(found) == Counter({label: 1000 * ms for label, ms in waits_of_trainer(roles).items()})
+    for replica, bursts in enumerate(roles.servers):
+        if bursts:
+            found = account(run, "rollout", replica)
             assert waits_us(found) == Counter(
                 {label: 1000 * ms for label, ms in waits_of_server(roles, replica).items()}
             )
@@ -198,15 +221,22 @@ def write_fleet_manifest(run: Path, *worker_types: str | None, found: int | None
     path.write_text(json.dumps(json.loads(rank.read_text()) | about))
 
 
-@pytest.mark.parametrize(("targets", "found"), [((None, None), None), ((None,), 2)], ids=["failed", "not selected"])
+@pytest.mark.parametrize(
+    ("targets", "found", "reason"),
+    [
+        ((None, None), None, "there is no readable trace of rollout/1"),
+        ((None,), 2, "there are traces of only 1 of 2 servers"),
+    ],
+    ids=["failed", "not selected"],
+)
 def test_a_server_that_was_not_recorded_may_be_the_last(
-    tmp_path: Path, targets: tuple[None, ...], found: int | None
+    tmp_path: Path, targets: tuple[None, ...], found: int | None, reason: str
 ) -> None:
     run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
     write_fleet_manifest(run, *targets, found=found)
     trainer = account(summary_of(run), "trainer")
     assert waits(trainer) == []
-    assert trainer.notes[-1] == "Waits for rollout are not assigned: there are traces of only 1 of 2 servers."
+    assert trainer.notes[-1] == f"Waits for rollout are not assigned: {reason}."
 
 
 def test_traces_of_a_part_of_the_servers_do_not_show_the_last_one(tmp_path: Path) -> None:
@@ -216,6 +246,160 @@ def test_traces_of_a_part_of_the_servers_do_not_show_the_last_one(tmp_path: Path
         traces = [*run.glob("*/trainer/*.trace.json.gz"), *run.glob(f"*/rollout/{servers}/*.trace.json.gz")]
         summary, _ = summarise_run(find_sources(traces))
         assert bool(waits(account(summary, "trainer"))) is is_known
+
+
+def two_servers(run: Path) -> Path:
+    return job(run, [PREFILL, *decode(40, 10, 4)], [PREFILL, *decode(50, 10, 4)])
+
+
+def unassigned(run: Path, role: str, replica: int | None = None) -> list[tuple[tuple[str, ...], str]]:
+    """Return the roles and reasons of waits that are not assigned. Traces that cannot be read are ignored."""
+    summary, _ = summarise_run(find_sources([run]))
+    found = account(summary, role, replica)
+    assert waits(found) == []
+    assert all(each.note in found.notes for each in found.unassigned_waits)
+    return [(each.roles, each.reason) for each in found.unassigned_waits]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        (Path.unlink, "*.trace.json.gz"),
+        (lambda path: path.write_bytes(b"not a trace"), "*.trace.json.gz"),
+        (truncate, "*.trace.json.gz"),
+        (lambda path: path.write_text("{"), "rank_*.step0.json"),
+    ],
+    ids=["no trace", "no Chrome trace", "truncated trace", "corrupt manifest"],
+)
+def test_a_server_without_a_readable_trace_may_be_the_last(
+    tmp_path: Path, damage: Callable[[Path], None], file: str
+) -> None:
+    run = two_servers(tmp_path)
+    assert {wait.peer for wait in waits(account(summary_of(run), "trainer"))} == {"rollout/1"}
+    (path,) = run.glob(f"*/rollout/replica_001/{file}")
+    damage(path)
+    assert unassigned(run, "trainer") == [(("rollout",), "there is no readable trace of rollout/1")]
+
+
+def test_servers_outside_the_input_paths_may_be_the_last(tmp_path: Path) -> None:
+    run = two_servers(tmp_path)
+    traces = [*run.glob("*/trainer/*.trace.json.gz"), *run.glob("*/rollout/replica_000/*.trace.json.gz")]
+    summary, _ = summarise_run(find_sources(traces))
+    assert waits(account(summary, "trainer")) == []
+
+
+def test_servers_may_wait_for_a_trainer_rank_without_a_trace(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, Batch(ms=10, decodes=4, pause_ms=580), PREFILL], stages=(("a", 90.0, False), TURN[1]))
+    assert {wait.peer for wait in waits(account(summary_of(run), "rollout", 0))} == {"trainer"}
+    edit_manifests(run, "*/trainer/rank_*.json", world_size=2)
+    assert unassigned(run, "rollout", 0) == [(("trainer",), "there is no readable trace of trainer rank 1")]
+
+
+def test_a_role_without_traces_may_explain_the_wait(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    (manifest,) = run.glob("*/trainer/rank_*.json")
+    reward = run / "step_000000" / "reward" / manifest.name
+    reward.parent.mkdir()
+    reward.write_text(json.dumps(json.loads(manifest.read_text()) | {"role": "reward"}))
+    reason = "there is no readable trace of reward"
+    assert unassigned(run, "trainer") == [(("reward", "rollout"), reason)]
+    assert state_of(run, "idle-trainer") == ("not_judged", reason)
+
+
+def test_a_configured_role_without_captures_may_explain_the_wait(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    (run / "run.json").write_text(json.dumps({"roles": ["trainer", "rollout", "reward"]}))
+    assert unassigned(run, "trainer") == [(("reward", "rollout"), "there is no readable trace of reward")]
+
+
+def test_a_trainer_without_any_trace_of_its_servers_states_it(tmp_path: Path) -> None:
+    run = two_servers(tmp_path)
+    for trace in run.glob("*/rollout/*/*.trace.json.gz"):
+        trace.unlink()
+    reason = "there is no readable trace of rollout/0 and rollout/1"
+    assert unassigned(run, "trainer") == [(("rollout",), reason)]
+
+
+def test_a_missing_prefill_server_may_be_awaited(tmp_path: Path) -> None:
+    run = disaggregated(tmp_path, 200, 210)
+    for replica, kind in enumerate(("prefill", "prefill", "decode")):
+        edit_manifests(run, f"*/rollout/replica_{replica:03d}/rank_*.json", worker_type=kind)
+    next(run.glob("*/rollout/replica_001/*.trace.json.gz")).unlink()
+    assert unassigned(run, "rollout", 2) == [(("rollout",), "there is no readable trace of rollout/1")]
+
+
+def test_members_of_another_capture_do_not_explain_a_wait(tmp_path: Path) -> None:
+    run = two_servers(tmp_path)
+    (manifest,) = run.glob("*/rollout/replica_001/rank_*.json")
+    other = json.loads(manifest.read_text()) | {"replica": 2, "capture": "step0-2"}
+    file = run / "step_000000/rollout/replica_002" / manifest.name.replace("step0", "step0-2")
+    file.parent.mkdir()
+    file.write_text(json.dumps(other))
+    assert {wait.peer for wait in waits(account(summary_of(run), "trainer"))} == {"rollout/1"}
+
+
+def test_other_tensor_parallel_ranks_of_a_server_are_not_needed(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    edit_manifests(run, "*/rollout/*/rank_*.json", world_size=2, parallel={"tp": 0})
+    (manifest,) = run.glob("*/rollout/*/rank_*.json")
+    manifest.rename(manifest.with_name("rank_0000_tp0.step0.json"))
+    assert {wait.peer for wait in waits(account(summary_of(run), "trainer"))} == {"rollout/0"}
+
+
+def test_every_data_parallel_rank_of_a_server_may_be_the_last(tmp_path: Path) -> None:
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)])
+    edit_manifests(run, "*/rollout/*/rank_*.json", world_size=2, parallel={"dp": 0})
+    (manifest,) = run.glob("*/rollout/*/rank_*.json")
+    manifest.rename(manifest.with_name("rank_0000_dp0.step0.json"))
+    assert unassigned(run, "trainer") == [(("rollout",), "there is no readable trace of rollout/0 rank 1")]
+
+
+def test_a_server_without_iterations_is_no_trainer(tmp_path: Path) -> None:
+    """rollout/1 runs operators, for example to load weights, but no iterations."""
+    run = job(tmp_path, [PREFILL, *decode(40, 10, 4)], [])
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::copy_", "pid": 1, "tid": 1, "ts": ts, "dur": 1000.0, "args": {}}
+        for ts in (1000.0, 590_000.0)
+    ]
+    identity = Identity(role="rollout", replica=1)
+    write_events(run / "step_000000/rollout/replica_001", events, identity, FIRST_NS)
+    summary = summary_of(run)
+    assert {wait.peer for wait in waits(account(summary, "rollout", 1))} <= {"trainer"}
+    assert {wait.peer for wait in waits(account(summary, "rollout", 0))} <= {"trainer"}
+    assert waits(account(summary, "trainer"))[0].label == "wait for rollout/0: decode batch of 4 to 7"
+    assert {wait.awaited for wait in waits(account(summary, "trainer")) if wait.peer == "rollout/1"} == {
+        "work",
+        "no batch",
+    }
+
+
+@pytest.mark.parametrize("first", [PREFILL, *decode(1, 20, 4)], ids=["prefill", "decode"])
+def test_a_server_with_requests_at_the_start_of_its_recording_may_have_worked_before(
+    tmp_path: Path, first: Batch
+) -> None:
+    run = tmp_path
+    write_server(run, [first, *decode(40, 10, 4)], 0, first_ns=FIRST_NS + 50_000_000)
+    write_trainer(run, TURN)
+    if first == PREFILL:
+        found = waits(account(summary_of(run), "trainer"))
+        assert sum(wait.time_us for wait in found) == pytest.approx(422_000, rel=0.01)
+    else:
+        ((_, reason),) = unassigned(run, "trainer")
+        assert "outside the idle period" in reason
+
+
+def test_another_trainer_that_finishes_last_is_awaited(tmp_path: Path) -> None:
+    """The trainer waits for the reward role. If the server were faster, the trainer would wait just as long."""
+    run = job(tmp_path, [PREFILL, *decode(30, 10, 4)])
+    write_trainer(run, (("rollout", 100.0, False), ("score", 450.0, True), ("idle", 450.0, False)), role="reward")
+    found = waits(account(summary_of(run), "trainer"))
+    assert found[0].label == "wait for reward: score"
+    assert found[0].time_us == pytest.approx(450_000, rel=0.01)
+    assert sum(wait.gain_us or 0 for wait in found if wait.peer == "rollout/0") == 0
 
 
 def test_a_trainer_alone_waits_for_no_role(tmp_path: Path) -> None:
