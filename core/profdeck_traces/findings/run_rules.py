@@ -19,7 +19,15 @@ from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import (
+    GET_FUNCTION,
+    WAITED_FOR_CPU,
+    NotJudged,
+    RankFinding,
+    draft,
+    ms,
+    percent,
+)
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.findings.rank_work import work_ratio
 from profdeck_traces.reading.event_names import is_data_loading, is_loader
@@ -154,7 +162,9 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
     """A rank for which the others wait in collectives for over 1 % of the step. If no rank is a straggler, ranks that
     wait for each other for over 10 % of the step. Only waits on the critical path count.
 
-    On a busy machine, waits in host collectives count only if one owner explains at least half of them in most steps.
+    If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they exceed four times
+    that wait, or if one owner explains at least half of them in most steps. Other waits must exceed twice that wait by
+    10 % of the step.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -170,24 +180,30 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
             if others and statistics.fmean(others) > 0.01 * step_us:
                 slow = team.pop(group.straggler)
                 is_known = _is_consistent(slow, [*team.values()], statistics.fmean(others))
-                yield _straggler(slow, [*team.values()], others) if is_known else NotJudged("straggler", MACHINE_BUSY)
+                yield _straggler(slow, [*team.values()], others) if is_known else NotJudged("straggler", WAITED_FOR_CPU)
         elif group.straggler is None and team:
             time_us = statistics.fmean(sum(of_rank.values()) for of_rank in waits.values())
             if time_us > 0.1 * step_us:
-                is_unknown = any(view.is_contended and not view.rank.devices for view in team.values())
+                is_unknown = any(view.is_due_to_cpu_waits(time_us, 0.1, step_us) for view in team.values())
                 yield (
-                    NotJudged("imbalance", MACHINE_BUSY) if is_unknown else _imbalance(group, [*team.values()], time_us)
+                    NotJudged("imbalance", WAITED_FOR_CPU)
+                    if is_unknown
+                    else _imbalance(group, [*team.values()], time_us)
                 )
 
 
 def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -> bool:
     """Return whether CPU contention cannot explain why other ranks wait `time_us` per step for a slow rank.
 
-    Return True if the slow rank has devices, or unless both sides had a busy machine. Otherwise, one owner must explain
+    Return True if the slow rank has devices, unless both sides waited for a CPU, or if the wait for the slow rank is
+    over four times as long as their waits for a CPU. Otherwise, one owner must explain
     at least half of the wait, both in total and in most steps. Its relative growth must also be at least twice that of
     all other owners combined.
     """
-    if slow.rank.devices or not slow.is_contended or not any(view.is_contended for view in others):
+    others_share = max(view.cpu_wait_share for view in others)
+    if slow.rank.devices or not slow.cpu_wait_share or not others_share:
+        return True
+    if not slow.is_due_to_cpu_waits(time_us / 2, 0.0) and time_us > 4 * others_share * slow.step_us:
         return True
     owner = _main_owner(slow, others, time_us)
     if owner is None:
