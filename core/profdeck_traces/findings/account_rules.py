@@ -258,7 +258,9 @@ _CAUSES = {
         condition="Python code that runs no operator, over 10 %.",
         min_share=0.1,
         subject=lambda one, _: "Sleeping (time.sleep) takes" if _sleeps(one) else "Python code without operators takes",
-        cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
+        cure=lambda one: (
+            "remove the sleep" if _sleeps(one) else "vectorize this Python code, or move it out of the step"
+        ),
         needs_stacks=True,
     ),
     causes.GRAPH_BREAKS: _Cause(

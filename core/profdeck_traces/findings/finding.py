@@ -224,6 +224,10 @@ _PART_OF = {
 
 _PART_OF_RANK = {"host-bound": "straggler"}
 """Causes that explain another cause if both concern only the same rank."""
+_CAUSES_OF_ONE_RANK = (
+    "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
+)  # fmt: skip
+"""Causes with a cure of their own. If only one rank has the cause, the other ranks wait for it."""
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
@@ -236,6 +240,10 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
         """Return whether a more specific finding accounts for at least half of the time."""
         named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
         named += [of_ranks[key] for key in [(_PART_OF_RANK.get(finding.rule), finding.ranks)] if key in of_ranks]
+        if finding.rule == "straggler":
+            named += [
+                of_ranks[rule, finding.ranks] for rule in _CAUSES_OF_ONE_RANK if (rule, finding.ranks) in of_ranks
+            ]
         return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
 
     return [finding for finding in findings if not is_part(finding)]
