@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
 from profdeck_traces.analysis.device_speed import WITH_GRIDS, WITHOUT_GRIDS, common_factor
-from profdeck_traces.analysis.model import KernelSummary
+from profdeck_traces.analysis.model import KernelSummary, OperatorSummary
 from profdeck_traces.findings.rank_view import RankView
 
 
@@ -54,11 +54,11 @@ def operator_work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio
     times_us = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for operator in slow.rank.operators:
         same = [of_rank[operator.name] for of_rank in usual if operator.name in of_rank]
-        own_us = operator.self_us or 0.0
+        own_us = _self_us(operator)
         if not same or not operator.count:
             calls_us += own_us
             continue
-        mean_us = statistics.median((of.self_us or 0.0) / of.count for of in same)
+        mean_us = statistics.median(_self_us(of) / of.count for of in same)
         count = statistics.median([of.count for of in same])
         calls_us += operator.count * mean_us
         usual_us += count * mean_us
@@ -75,6 +75,12 @@ def operator_work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio
             long, f"its long operators take {long:.2f} times as long, but not its short ones, as with larger inputs"
         )
     return None
+
+
+def _self_us(operator: OperatorSummary) -> float:
+    """Return the self time of all calls. Use the median step, which a delayed thread changes little."""
+    steps = operator.per_step
+    return operator.self_us or 0.0 if steps is None else steps.median_us * steps.steps
 
 
 def _kernel_work_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
