@@ -22,7 +22,8 @@ _US_PER_S = 1e6
 class HostCounters:
     """Snapshot of the counters of the host and of this process. Counters that cannot be read are None.
 
-    Reading the counters takes about 0.1 ms and never raises ``OSError`` or ``ValueError``.
+    Reading the counters takes about 0.2 ms, and 10 us more for each thread. It never raises ``OSError`` or
+    ``ValueError``.
     """
 
     thread: int
@@ -34,6 +35,8 @@ class HostCounters:
     pressure_s: float | None
     throttled_periods: int | None
     throttled_s: float | None
+    host_cpu_s: float | None
+    all_run_queue_s: float | None
 
     @classmethod
     def read(cls, thread: int | None = None, root: Path = _ROOT) -> HostCounters:
@@ -52,6 +55,8 @@ class HostCounters:
             pressure_s=_scaled(_pressure_us(root), _US_PER_S),
             throttled_periods=throttled_periods,
             throttled_s=throttled_s,
+            host_cpu_s=_host_cpu_s(root),
+            all_run_queue_s=_all_run_queue_s(root),
         )
 
     def load_since(self, start: HostCounters) -> HostLoad:
@@ -68,11 +73,40 @@ class HostCounters:
             if start.throttled_periods is None or self.throttled_periods is None
             else self.throttled_periods - start.throttled_periods,
             throttled_s=_increase(start.throttled_s, self.throttled_s),
+            usable_cpus=_usable_cpus(),
+            host_cpu_s=_increase(start.host_cpu_s, self.host_cpu_s),
+            all_run_queue_s=_increase(start.all_run_queue_s, self.all_run_queue_s),
         )
 
 
 def _increase(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else round(end - start, 6)
+    # The counters of all threads decrease if a thread exits.
+    return None if start is None or end is None else round(max(0.0, end - start), 6)
+
+
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _host_cpu_s(root: Path) -> float | None:
+    """Return the CPU time of all processes from ``/proc/stat``, without idle time and waits for I/O."""
+    with contextlib.suppress(OSError, ValueError):
+        label, *ticks = (root / "proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
+        user, nice, system, _, _, irq, soft_irq = map(int, ticks[:7])
+        if label == "cpu":
+            return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def _all_run_queue_s(root: Path) -> float | None:
+    """Return the time that the process's current threads waited for a CPU, in seconds."""
+    try:
+        threads = [thread.name for thread in (root / "proc/self/task").iterdir()]
+    except OSError:
+        return None
+    waits = [_number(root / f"proc/self/task/{thread}/schedstat", 1) for thread in threads]
+    known = [wait for wait in waits if wait is not None]
+    return sum(known) / _NS_PER_S if known else None
 
 
 def _scaled(value: float | None, divisor: float) -> float | None:

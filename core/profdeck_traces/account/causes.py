@@ -35,7 +35,7 @@ from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
-from profdeck_traces.reading.columns import PYTHON
+from profdeck_traces.reading.columns import ANNOTATION, PYTHON
 from profdeck_traces.reading.event_names import is_pageable_copy, is_profiler_frame
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
@@ -73,6 +73,8 @@ _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, Owner
              OwnerKind.LAUNCH_LATENCY, OwnerKind.DEVICE_GAP, OwnerKind.KERNEL, OwnerKind.COPY,
              OwnerKind.SYNCHRONISATION)  # fmt: skip
 """Kinds of owners whose cause depends on the event. A device gap belongs to the event after it."""
+_IN_COLLECTIVE = (*_BY_EVENT, OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_THREAD)
+"""Kinds of owners of the time of a collective on the host."""
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
 _FILLED = frozenset(
@@ -84,6 +86,11 @@ _FILLED = frozenset(
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+)/|<built-in|nn\.Module: ")
+_ISSUES_COLLECTIVE = re.compile(
+    r"c10d::|(?:.*/)?torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives)\.py"
+    r"|<built-in method wait of (?:pybind|PyCapsule|torch\._C\._distributed)"
+)
+"""Operators and functions that start a collective or wait for it, and convert its objects to tensors."""
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 MAX_STEPS = 1_000
@@ -133,6 +140,8 @@ class PathCauses:
         caller = callers(names, kinds)
         functions = looping_functions(names, caller)
         self._label = np.append(_labels(names, kinds, self._head, functions), np.uint8(0))
+        self._frame, self._annotation = _callers_of_collectives(names, kinds)
+        self._in_collective = _in_collective(names, kinds)
         self._place = np.append(_places(names), np.int32(-1))
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
@@ -184,6 +193,8 @@ class PathCauses:
                     # Removing the wait also removes operators that only read the value.
                     is_read = is_place & (label == _code(SINGLE_VALUES))
                     replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
+            elif key.cause == _code(COMMUNICATION) and self._in_collective is not None:
+                replay.add_gain_of(group.gain, _IN_COLLECTIVE, self._in_collective[rows])
             elif key.cause == _code(CONTENTION):
                 group.gain.is_known = False
             elif _OF_CODE.get(key.cause):
@@ -211,6 +222,8 @@ class PathCauses:
         kind = path.kind
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
         code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
+        if self._in_collective is not None:
+            code[(kind == OwnerKind.WAIT_FOR_THREAD) & self._in_collective[row]] = _code(COMMUNICATION)
         members = np.flatnonzero(code)
         return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
 
@@ -293,8 +306,8 @@ class PathCauses:
             head,
             of_head,
             module,
-            values_at(name, values_at(names.annotation, row)),
-            values_at(name, values_at(names.frame, row)),
+            values_at(name, values_at(self._annotation, row)),
+            values_at(name, values_at(self._frame, row)),
         ]
 
     def _significant(self) -> list[_Key]:
@@ -449,6 +462,48 @@ def _places(names: Attribution) -> _Rows:
     return np.where(frame >= 0, frame, values_at(name, names.annotation))
 
 
+def _in_collective(names: Attribution, kinds: _Codes) -> Mask | None:
+    """Return a mask of the collectives that ran on the host, and of the events that start them or wait for them.
+
+    The last element stands for time without an event. Return ``None`` if the trace has no such collectives.
+    """
+    is_collective = kinds == RowKind.HOST_COLLECTIVE
+    if not is_collective.any() or (kinds >= RowKind.KERNEL).any():
+        return None
+    events = names.events
+    issues = events.with_name(kinds > RowKind.OTHER, lambda name: _ISSUES_COLLECTIVE.match(name) is not None)
+    return np.append(is_collective | issues | (events.innermost(issues) >= 0), False)
+
+
+def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _Rows]:
+    """Return the user function and the annotation of each event.
+
+    Threads of the backend run collectives on the host. These belong to the function that the main thread was in.
+    """
+    frame, annotation, events = names.frame, names.annotation, names.events
+    rows = np.flatnonzero(kinds == RowKind.HOST_COLLECTIVE)
+    steps = events.track[step_rows(names, kinds)]
+    if not len(rows) or not len(steps):
+        return frame, annotation
+    on_main = np.flatnonzero(events.track == np.bincount(steps).argmax())
+    start_ns = events.start_ns[rows]
+    # Rows of a track are sorted by start time, and outer events precede inner events.
+    caller = events.start_ns[on_main].searchsorted(start_ns, side="right") - 1
+    caller = np.where(caller >= 0, on_main[caller], -1)
+    while (is_over := (caller >= 0) & (events.end_ns[caller] <= start_ns)).any():
+        caller[is_over] = events.parent[caller[is_over]]
+    is_frame = events.with_name(events.has_category({PYTHON}), is_user_frame)
+    is_annotation = events.has_category({ANNOTATION})
+    is_annotation[step_rows(names, kinds)] = False
+    found = []
+    for of_event, is_own in ((frame, is_frame), (annotation, is_annotation)):
+        callers_of = of_event.copy()
+        around = np.where(is_own[caller], caller, values_at(of_event, caller))
+        callers_of[rows] = np.where(caller >= 0, around, of_event[rows])
+        found.append(callers_of)
+    return found[0], found[1]
+
+
 def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> _Codes:
     """Return the cause code of each event, or 0 if it has no cause."""
     events = names.events
@@ -486,6 +541,9 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     # The data type does not affect how long the host takes to launch the work.
     label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
     label[repeated_forward(names, kinds)] = _code(REPEATED)
+    in_collective = _in_collective(names, kinds)
+    if in_collective is not None:
+        label[in_collective[:-1]] = _code(COMMUNICATION)
     return label
 
 

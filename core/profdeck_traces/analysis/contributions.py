@@ -13,6 +13,7 @@ from profdeck_traces.analysis.model import RankSummary
 
 OUTLIER = 1.25
 """A step is an outlier, or a burst in comparisons, if it exceeds this multiple of the median step."""
+_MIN_SHARE = 0.05
 
 
 def contributions_of(pairs: Sequence[RankPair]) -> tuple[Contribution, ...]:
@@ -57,11 +58,35 @@ def _parts(trace: RankSummary) -> dict[tuple[str, str], float]:
     return parts
 
 
-def bursts_of(before: Sequence[float], after: Sequence[float]) -> Bursts | None:
+def _chance_of_one_cause(steps: Sequence[float], causes: Sequence[Sequence[float]]) -> float:
+    """Return the probability that delays at random times would all fall into the cause that explains all bursts.
+
+    A cause explains a burst if it accounts for at least half of its excess. A random delay falls into a cause with a
+    probability equal to the cause's share of the median step, assumed to be at least 5 %. Return 1 if no cause explains
+    all bursts. The result is multiplied by the number of causes, because the best one is selected (Bonferroni).
+    """
+    median = statistics.median(steps)
+    bursts = [index for index, time in enumerate(steps) if time > OUTLIER * median]
+    chances = [1.0]
+    for cause in causes:
+        if len(cause) == len(steps):
+            usual = statistics.median(cause)
+            if all(2 * (cause[index] - usual) >= steps[index] - median for index in bursts):
+                chances.append(len(causes) * max(_MIN_SHARE, usual / median) ** len(bursts))
+    return min(chances)
+
+
+def bursts_of(before: Sequence[float], after: Sequence[float], causes: Sequence[Sequence[float]] = ()) -> Bursts | None:
     """Count the steps on each side that exceed 1.25 times that side's median. Return ``None`` if there are none.
 
     The p-value comes from Fisher's exact test for two proportions and is doubled to make the test two-sided (Fisher,
-    Statistical Methods for Research Workers, 5th edition, 1934).
+    Statistical Methods for Research Workers, 5th edition, 1934). If all bursts are on the later side and have the same
+    cause, it is multiplied by the probability that random delays would all fall into this cause.
+
+    Args:
+        before: Durations of the steps.
+        after: Durations of the later steps.
+        causes: Time of each cause in the later steps.
     """
     if not before or not after:
         return None
@@ -77,4 +102,6 @@ def bursts_of(before: Sequence[float], after: Sequence[float]) -> Bursts | None:
         return sum(math.comb(size, k) * math.comb(total - size, bursts - k) for k in range(count, most + 1)) / ways
 
     p_value = min(1.0, 2 * min(tail(new, len(after)), tail(old, len(before))))
+    if not old:
+        p_value *= _chance_of_one_cause(after, causes)
     return Bursts(before=old, steps_before=len(before), after=new, steps_after=len(after), p_value=p_value)

@@ -320,6 +320,8 @@ def _role(
     on_host = all(trace.graph_launches is not None for side in sides for trace in side)
     # Starting the recorder affects only host times.
     alike = len({all(map(is_cold, side)) for side in sides}) == 1
+    with_stacks = _with_stacks(sides)
+    comparable = alike and with_stacks is None
     kernels = _changes(pairs, _kernels, basis)
     loads = _busiest(sides[0]), _busiest(sides[1])
     iterations = _iterations(pairs) if alike else ()
@@ -344,7 +346,7 @@ def _role(
                 overall=_sums([pair], basis, alike=alike),
                 iterations=_iterations([pair]) if alike else (),
                 categories=_changes([pair], _categories, basis),
-                account=account_diff([pair], max_owners=_MOST_OWNERS) if alike and len(pairs) > 1 else None,
+                account=account_diff([pair], max_owners=_MOST_OWNERS) if comparable and len(pairs) > 1 else None,
                 contributions=contributions_of([pair]) if alike and len(pairs) > 1 else (),
             )
             for pair in pairs
@@ -362,8 +364,18 @@ def _role(
             *(f"only one side has {path}" for path in alone[:1]),
             *(f"{path} could not be read" for path in unread[:1]),
         ),
-        account=account_diff(pairs) if alike else None,
+        account=account_diff(pairs) if comparable else None,
+        recorded_differently=() if with_stacks is None else (with_stacks,),
     )
+
+
+def _with_stacks(sides: Sequence[RankSummaries]) -> str | None:
+    """Return a sentence if only one side was recorded with Python stacks, which slow down the host."""
+    with_stacks = [{trace.account.has_stacks for trace in side if trace.account} for side in sides]
+    if with_stacks[0] == with_stacks[1] or not all(len(side) == 1 for side in with_stacks):
+        return None
+    which = _SIDES[with_stacks[1] == {True}]
+    return f"only the run {which} has Python stacks, and recording them lengthens its steps; record both runs alike"
 
 
 def _count(counts: Iterable[tuple[RankPair, int]]) -> int:
@@ -509,9 +521,17 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
                 ),
                 before,
                 after,
+                _causes_per_step(pairs),
             )
         )
     return tuple(changes)
+
+
+def _causes_per_step(pairs: Sequence[RankPair]) -> list[tuple[float, ...]]:
+    """Return the time of each cause in each later step, if there is one rank with one trace."""
+    if len(pairs) != 1 or len(pairs[0].after) != 1 or (account := pairs[0].after[0].account) is None:
+        return []
+    return [cause.steps_us for cause in account.causes if cause.steps_us]
 
 
 def _step_times(
@@ -525,7 +545,9 @@ def _step_times(
     return sides[0], sides[1]
 
 
-def _with_means(change: Change, before: Sequence[float], after: Sequence[float]) -> Change:
+def _with_means(
+    change: Change, before: Sequence[float], after: Sequence[float], causes: Sequence[Sequence[float]]
+) -> Change:
     """Add the means, bursts and gap to a change in step time, and mark it as inconclusive if necessary.
 
     If the medians are the same but the share of bursts changed significantly, and the mean changed in the same
@@ -533,7 +555,7 @@ def _with_means(change: Change, before: Sequence[float], after: Sequence[float])
     """
     if not before or not after or change.verdict in {"appeared", "vanished"}:
         return change
-    means, bursts = (statistics.fmean(before), statistics.fmean(after)), bursts_of(before, after)
+    means, bursts = (statistics.fmean(before), statistics.fmean(after)), bursts_of(before, after, causes)
     verdict = change.verdict
     if (
         verdict == "same"
@@ -555,6 +577,12 @@ def _with_means(change: Change, before: Sequence[float], after: Sequence[float])
 
 
 def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
+    shapes = [{trace.attributed.has_shapes for trace in side if trace.attributed} for side in sides]
+    if shapes[0] != shapes[1] and all(len(side) == 1 for side in shapes):
+        yield (
+            f"Only the run {_SIDES[shapes[1] == {True}]} has the shapes of tensors, and recording them lengthens its "
+            "operators."
+        )
     if not on_host:
         yield "Operators are not compared: of some traces only the devices were read."
     before, after = (_groups(*side) for side in sides)

@@ -44,7 +44,7 @@ class Bursts:
     after: int
     steps_after: int
     p_value: float
-    """Probability that a difference at least this large occurs by chance (Fisher's exact test)."""
+    """Probability that a difference at least this large occurs by chance, by Fisher's exact test and the cause."""
 
     def __str__(self) -> str:
         return (
@@ -283,8 +283,11 @@ class RoleDiff:
     """Paths of traces that could be read only in part. They rule out a verdict."""
     incomplete: tuple[str, ...] = ()
     """Reasons why the comparison is inconclusive if it finds no regression, such as a rank that only one side has."""
+    recorded_differently: tuple[str, ...] = ()
+    """Differences between the recordings that change the times on the host. They rule out a verdict on these times."""
     account: AccountDiff | None = None
-    """Change in step time by owner. ``None`` if a trace has no account or the kinds of steps differ."""
+    """Change in step time by owner. ``None`` if a trace has no account, the kinds of steps differ, or the recordings
+    differ."""
 
     contributions: tuple[Contribution, ...] = ()
     """Parts of the mean step on the host. Their changes add up to the change in the mean step. Empty if unknown."""
@@ -324,7 +327,7 @@ class RoleDiff:
         If the mean over all ranks shows no slowdown, or no speedup, each rank is tested for one. The result is empty
         for corrupt traces. Changes in host time that a busy machine explains are omitted.
         """
-        if self.corrupt:
+        if self.corrupt or (self.recorded_differently and by is not Judge.DEVICE):
             return ()
         changes = self._significant(fail_over, by)
         return changes if by is Judge.DEVICE else tuple(one for one in changes if not self._is_due_to_machine(one))
@@ -387,6 +390,8 @@ class RoleDiff:
             more = f" and {len(self.corrupt) - 1} more" if len(self.corrupt) > 1 else ""
             return (f"{self.corrupt[0]}{more} is corrupt and was read only in part",)
         judged = self.judged(by)
+        if self.recorded_differently and by is not Judge.DEVICE:
+            return self.recorded_differently
         reasons = [reason for change in judged if (reason := change.undecided(fail_over))]
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]

@@ -22,6 +22,10 @@ _MOST = 0.5
 _LEAST_PART = 0.1
 """Parts up to this fraction of a change are not named."""
 _MOST_PARTS = 3
+_SLOWER = 1.1
+"""Smallest common factor by which kernels are reported as slower."""
+_ALIKE = 0.75
+"""Minimum share of the kernels' time in kernels that slowed down by at least half, and at most 1.5 times, as much."""
 _LEAST_MEAN_RATIO = 0.02
 """Means are shown if their relative change differs from that of the medians by at least this much."""
 
@@ -53,14 +57,18 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     change = "" if main.verdict == "same" else f", {(main.after_us - main.before_us) / 1000:+,.3f} ms"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
-    if verdict == "inconclusive":
+    if role.recorded_differently:
+        word, why = f"{word}, because {'; '.join(role.recorded_differently)}", ""
+    elif verdict == "inconclusive":
         why = "; ".join(reasons)
     else:
         why = "; ".join(filter(None, (_why(role, main), role.describe_busy())))
-    return (
-        f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
-        f"{change}{ratio} ({_chance(main)}){_mean_of(main)}{f'; {why}' if why else ''}."
-    )
+    median = f"{name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms{change}{ratio} ({_chance(main)})"
+    mean = _mean_of(main)
+    # If bursts decide, the median can change in the opposite direction.
+    is_by_mean = mean and main.delta_us * (main.mean_ratio or 0.0) < 0 and main.verdict in {"slower", "faster"}
+    times = f"{mean}; {median}" if is_by_mean else "; ".join(filter(None, (median, mean)))
+    return f"{label_of_role(role)} {word}: {times}{f'; {why}' if why else ''}."
 
 
 def _ranks_of(role: RoleDiff, changes: Sequence[Change]) -> str:
@@ -82,7 +90,7 @@ def _mean_of(change: Change) -> str:
     if ratio is None or abs(ratio - (change.ratio or 0.0)) < least or change.mean_after_us is None:
         return ""
     before_us = change.mean_before_us or 0.0
-    text = f"; the mean {ms(change.mean_after_us)} ms, before {ms(before_us)} ms"
+    text = f"the mean {ms(change.mean_after_us)} ms, before {ms(before_us)} ms"
     text += f", {(change.mean_after_us - before_us) / 1000:+,.3f} ms, {ratio:+.1%}"
     return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
 
@@ -119,11 +127,8 @@ def _why(role: RoleDiff, main: Change) -> str:
         names += owners
         if not names and any(label not in _UNNAMED for label, _ in largest):
             return _largest_owners(largest, step_us)
-    if source is role and not owners:
-        for section in SECTIONS if not names else ("categories", "kernels", "operators"):
-            changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
-            label = (lambda name: short_kernel(name, _LONGEST_NAME)) if section == "kernels" else _cut
-            names += _most_of([(label(change.name), change.impact_us) for change in changes], total_us)
+    if not owners:
+        names += _other_names(role, main, largest, total_us, with_sections=source is role, has_stage=bool(names))
     if names:
         explained_us = max((time_us for _, time_us in names), key=abs)
         return f"most of it: {_listed(names)}{remainder(total_us - explained_us, total_us)}"
@@ -138,6 +143,51 @@ def _why(role: RoleDiff, main: Change) -> str:
     if not names:
         return rest.removeprefix("; ")
     return f"{'most of it: ' if _is_most(names[0][1], total_us) else ''}{_listed(names)}{rest}"
+
+
+def _other_names(  # noqa: PLR0913
+    role: RoleDiff,
+    main: Change,
+    largest: Sequence[tuple[str, float]],
+    total_us: float,
+    *,
+    with_sections: bool,
+    has_stage: bool,
+) -> list[tuple[str, float]]:
+    """Return what explains most of a change if no owner does: a common slowdown, an owner whose growth other owners
+    offset, or entries of the tables.
+    """
+    slowdown = _slower_kernels(role, total_us) if with_sections else None
+    first = slowdown or _main_owner(largest, total_us)
+    if first is not None or not with_sections:
+        return [first] if first is not None else []
+    names = []
+    for section in ("categories", "kernels", "operators") if has_stage else SECTIONS:
+        changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
+        label = (lambda name: short_kernel(name, _LONGEST_NAME)) if section == "kernels" else _cut
+        names += _most_of([(label(change.name), change.impact_us) for change in changes], total_us)
+    return names
+
+
+def _slower_kernels(role: RoleDiff, total_us: float) -> tuple[str, float] | None:
+    """Return a phrase and the change in time if most kernels slowed down by a similar factor and explain the change."""
+    same = [of for of in role.kernels if of.before_us and of.after_us and of.calls_before == of.calls_after]
+    change_us = sum(of.impact_us for of in same)
+    if len(same) < _MOST_PARTS or not _is_most(change_us, total_us):
+        return None
+    factor = sum(of.after_us for of in same) / sum(of.before_us for of in same)
+    tolerance = (factor - 1) / 2
+    alike_us = sum(of.after_us for of in same if abs(of.after_us / of.before_us - factor) <= tolerance)
+    if factor < _SLOWER or alike_us < _ALIKE * sum(of.after_us for of in same):
+        return None
+    return f"all kernels {factor:.2f} times as long, as with lower clocks or larger inputs,", change_us
+
+
+def _main_owner(owners: Sequence[tuple[str, float]], total_us: float) -> tuple[str, float] | None:
+    """Return the owner with the largest change if it is at least half of the total, even if others offset a part."""
+    if not owners or owners[0][0] in _UNNAMED or owners[0][1] * total_us <= 0:
+        return None
+    return owners[0] if abs(owners[0][1]) >= _MOST * abs(total_us) else None
 
 
 def _owners(account: AccountDiff) -> list[tuple[str, float]]:

@@ -28,6 +28,7 @@ from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.artifact_kinds import FileCheck
 from profdeck_traces.inputs.file_checks import KeptChecks
+from profdeck_traces.inputs.host_load import HostLoad, with_other_load
 from profdeck_traces.inputs.result_files import question_text, read_result
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 from profdeck_traces.inputs.sources import TraceSource
@@ -73,7 +74,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     summaries = [
         attrs.evolve(reading.summary, account=account) for reading, account in zip(readings, accounts, strict=True)
     ]
-    ranks = _with_typical(summaries, buckets)
+    ranks = _with_other_load(_with_typical(summaries, buckets))
     summary = RunSummary(ranks=ranks, skew=tuple(map(skew_of_team, teams)), servers=servers_of(ranks))
     return summary, [error for error in in_order if isinstance(error, TraceError)]
 
@@ -208,6 +209,19 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
         )
         for reading, (rank, replica) in zip(readings, places, strict=True)
     ]
+
+
+def _with_other_load(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
+    """Add the CPU use of other processes, given the ranks that each host ran in the same capture."""
+    groups: dict[tuple[str | None, ...], list[tuple[RankSummary, HostLoad]]] = {}
+    for rank in ranks:
+        if rank.host_load is not None and rank.host is not None:
+            groups.setdefault((rank.run, rank.capture, rank.host), []).append((rank, rank.host_load))
+    loads: dict[str, HostLoad] = {}
+    for group in groups.values():
+        for (rank, _), load in zip(group, with_other_load([load for _, load in group]), strict=True):
+            loads[rank.path] = load
+    return tuple(attrs.evolve(rank, host_load=loads.get(rank.path, rank.host_load)) for rank in ranks)
 
 
 def _with_typical(ranks: Sequence[RankSummary], buckets: int) -> tuple[RankSummary, ...]:

@@ -18,7 +18,15 @@ from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.engine_rules import HOST_BETWEEN
-from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import (
+    GET_FUNCTION,
+    WAITED_FOR_CPU,
+    NotJudged,
+    RankFinding,
+    draft,
+    ms,
+    percent,
+)
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_sleep
 
@@ -250,7 +258,9 @@ _CAUSES = {
         condition="Python code that runs no operator, over 10 %.",
         min_share=0.1,
         subject=lambda one, _: "Sleeping (time.sleep) takes" if _sleeps(one) else "Python code without operators takes",
-        cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
+        cure=lambda one: (
+            "remove the sleep" if _sleeps(one) else "vectorize this Python code, or move it out of the step"
+        ),
         needs_stacks=True,
     ),
     causes.GRAPH_BREAKS: _Cause(
@@ -288,7 +298,7 @@ _SMALL_COLLECTIVES = attrs.evolve(
     ),
 )
 """At least `_MIN_COLLECTIVES` communication calls per step, each shorter than `_MAX_SMALL_COLLECTIVE_US`."""
-_MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 2_000
+_MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 5_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
 _EVENT_LOOP = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
@@ -306,8 +316,11 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
         return
     for one, cause in _found(view, account):
         # Without devices, this time includes waits for ranks that themselves wait for a CPU.
-        is_unknown = one.cause == causes.COMMUNICATION and view.is_contended
-        yield NotJudged(cause.rule, MACHINE_BUSY) if is_unknown else _finding(view, account, one, cause)
+        step_us = account.time_us / account.steps
+        is_unknown = one.cause == causes.COMMUNICATION and view.is_due_to_cpu_waits(
+            _gain_us(view, account, one, cause), cause.min_share, step_us
+        )
+        yield NotJudged(cause.rule, WAITED_FOR_CPU) if is_unknown else _finding(view, account, one, cause)
     yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
 
@@ -570,11 +583,11 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     if main is None or rest_us <= _MIN_OUTSIDE * step_us or view.rank.devices:
         return
     load = view.rank.host_load
-    wait_share = load.cpu_wait_share if load is not None and view.is_contended else 0.0
+    wait_share = load.cpu_wait_share if load is not None and (view.is_contended or view.cpu_wait_share) else 0.0
     # The trace does not contain the waits for a CPU. Estimate that they are as frequent inside operators as outside.
     own_us = rest_us * (1 - wait_share) if wait_share is not None else 0.0
     if own_us <= _MIN_OUTSIDE * step_us:
-        yield NotJudged("outside-operators", f"{MACHINE_BUSY}, and waits for a CPU are not in the trace")
+        yield NotJudged("outside-operators", f"{WAITED_FOR_CPU}, which is not in the trace")
     else:
         stage = main.annotation if main.annotation and main.time_us / account.steps > rest_us / 2 else None
         yield draft(

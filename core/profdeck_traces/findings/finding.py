@@ -23,7 +23,7 @@ from profdeck_traces.findings.rollout_rules import IDLE_TRAINER, NO_REQUESTS, TO
 _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
 _MAX_CPU_WAIT = 0.2
-"""A busy machine is the first finding if its CPU wait is a larger fraction of the step."""
+"""If a busy machine's CPU wait is a larger fraction of the step, it also precedes findings up to twice as long."""
 _PAIR = 2
 _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
@@ -31,8 +31,8 @@ _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run.
 
-    Missing data comes first, then machines that were busy for over 20 % of the step. The remaining findings are sorted
-    by their gain as a share of the step, or by the share of the step they take if the gain is unknown.
+    Missing data comes first. The remaining findings are sorted by their gain as a share of the step, or by the share of
+    the step they take if the gain is unknown. A busy machine counts twice if it takes over 20 % of the step.
     """
     return with_findings(run).findings
 
@@ -69,13 +69,7 @@ def with_findings(run: RunSummary) -> RunSummary:
     for view in everyone:
         captures.setdefault(view.rank.role, {}).setdefault(view.label, set()).add(view.rank.capture)
     found = [_combined(team, captures[team[0].role], noun) for team in teams.values()]
-    found.sort(
-        key=lambda finding: (
-            not _casts_doubt(finding),
-            -_time_share(finding),
-            finding.rule,
-        )
-    )
+    found.sort(key=lambda finding: (-_time_share(finding) * (2 if _casts_doubt(finding) else 1), finding.rule))
     findings = (
         *run_rules.incomplete(run),
         *run_rules.unrecorded_work(run),
@@ -230,6 +224,10 @@ _PART_OF = {
 
 _PART_OF_RANK = {"host-bound": "straggler"}
 """Causes that explain another cause if both concern only the same rank."""
+_CAUSES_OF_ONE_RANK = (
+    "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
+)  # fmt: skip
+"""Causes with a cure of their own. If only one rank has the cause, the other ranks wait for it."""
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
@@ -242,6 +240,10 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
         """Return whether a more specific finding accounts for at least half of the time."""
         named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
         named += [of_ranks[key] for key in [(_PART_OF_RANK.get(finding.rule), finding.ranks)] if key in of_ranks]
+        if finding.rule == "straggler":
+            named += [
+                of_ranks[rule, finding.ranks] for rule in _CAUSES_OF_ONE_RANK if (rule, finding.ranks) in of_ranks
+            ]
         return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
 
     return [finding for finding in findings if not is_part(finding)]

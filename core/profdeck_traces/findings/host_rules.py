@@ -11,12 +11,21 @@ from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepPart
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
+from profdeck_traces.base.text import plural
 from profdeck_traces.findings.account_rules import explains_step
-from profdeck_traces.findings.rank_finding import MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import (
+    MACHINE_BUSY,
+    WAITED_FOR_CPU,
+    NotJudged,
+    RankFinding,
+    draft,
+    ms,
+    percent,
+)
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading
 
-BUSY_MACHINE, THROTTLING = "busy-machine", "throttling"
+BUSY_MACHINE, OVERSUBSCRIPTION, THROTTLING = "busy-machine", "oversubscription", "throttling"
 _FEWEST_STEPS = 3
 _LONGER = 1.1
 _NOISE_US = 1000
@@ -40,8 +49,8 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     is_explained = account and slowest and explains_step(view, account, view.steps.index(slowest))
     if slowest is not None and _has_more_work(account, view.steps.index(slowest)):
         yield from _uneven_work(view, slowest)
-    elif view.is_contended:
-        yield NotJudged("unsteady-steps", MACHINE_BUSY)
+    elif view.cpu_wait_share:
+        yield NotJudged("unsteady-steps", MACHINE_BUSY if view.is_contended else WAITED_FOR_CPU)
     elif len(steps) >= _FEWEST_STEPS and slowest and not is_explained and (text := _unsteady(view, steps)):
         yield draft(
             view,
@@ -187,7 +196,9 @@ def _over_median(steps: list[StepSummary]) -> float:
 
 
 def busy_machine(view: RankView) -> Iterator[RankFinding]:
-    """The recording thread waited for a CPU, or its cgroup was throttled, for over 5 % of the recording."""
+    """The recording thread waited for a CPU that other processes used, or its cgroup was throttled, for over 5 % of the
+    recording.
+    """
     load = view.rank.host_load
     if load is not None and (reason := load.describe_contention()):
         yield draft(
@@ -202,9 +213,41 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
         )
 
 
+def oversubscription(view: RankView) -> Iterator[RankFinding | NotJudged]:
+    """The ranks of a host had over 1.25 times as many runnable threads as CPUs, or one rank more than the CPUs on which
+    it may run, and the recording thread waited for a CPU for over 5 % of the recording.
+    """
+    load = view.rank.host_load
+    if load is None or load.wanted_cpus is None:
+        yield NotJudged(OVERSUBSCRIPTION, "the number of runnable threads was not recorded")
+        return
+    if not load.is_oversubscribed:
+        return
+    own, usable = load.own_wanted_cpus or 0.0, load.usable_cpus or load.cpus
+    is_pinned = usable < load.cpus and own > usable
+    wanted, cpus = (own, usable) if is_pinned else (load.wanted_cpus, load.cpus)
+    whose = "its threads" if is_pinned else "the threads of the ranks on this host"
+    per_rank = own > _LONGER
+    yield draft(
+        view,
+        OVERSUBSCRIPTION,
+        f"The main thread waits {percent(load.wait_fraction)} of the time for a CPU because {whose} need {wanted:.1f} "
+        f"CPUs, but have {plural(cpus, 'CPU')}",
+        (
+            f"use fewer threads per rank: set OMP_NUM_THREADS to {max(1, int(cpus / max(1.0, load.wanted_cpus / own)))}"
+            if per_rank
+            else "run fewer ranks on this host, or give it more CPUs"
+        ),
+        # Fewer threads do not make the work itself shorter, so no gain is known.
+        time_us=load.wait_fraction * view.host_step_us,
+        step_us=view.host_step_us,
+    )
+
+
 RULES = {
     unsteady: ("unsteady-steps", "uneven-batches", "unsteady-decode"),
     busy_machine: (BUSY_MACHINE,),
+    oversubscription: (OVERSUBSCRIPTION,),
     slow_device: (THROTTLING,),
 }
 """Rules, and the causes that each rule can report."""

@@ -52,6 +52,8 @@ class RankFinding:
 
 MACHINE_BUSY = "the machine was busy"
 """Reason for causes that cannot be distinguished from waits for a CPU."""
+WAITED_FOR_CPU = "the ranks waited for a CPU"
+"""The same if the load of the job itself can explain these waits."""
 GET_FUNCTION = "record one step with `with_stack: true` to get the function"
 """Suggested action for time outside operators without stacks."""
 

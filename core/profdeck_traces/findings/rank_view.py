@@ -213,8 +213,30 @@ class RankView:
 
     @property
     def is_contended(self) -> bool:
-        """True if the machine was busy during the recording."""
+        """True if other processes kept the machine busy during the recording."""
         return self.rank.host_load is not None and self.rank.host_load.describe_contention() is not None
+
+    @property
+    def cpu_wait_share(self) -> float:
+        """Fraction of the recording that the main thread waited for a CPU, whatever used it. 0 if it is at most 5 %."""
+        load = self.rank.host_load
+        return max(load.wait_fraction, load.lost_fraction) if load is not None else 0.0
+
+    def is_due_to_cpu_waits(self, time_us: float, min_share: float, step_us: float | None = None) -> bool:
+        """Return whether waits for a CPU can explain time that a rank spends waiting for other ranks.
+
+        They can if the time exceeds twice their share of the step by at most `min_share`: both ranks wait for a CPU.
+        Steps on devices hardly depend on the CPU.
+
+        Args:
+            time_us: Time per step of the waits for other ranks.
+            min_share: Minimum share of the step for a finding.
+            step_us: Mean step. Default: that of this rank.
+        """
+        if self.rank.devices or not self.cpu_wait_share:
+            return False
+        step_us = self.step_us if step_us is None else step_us
+        return time_us - 2 * self.cpu_wait_share * step_us <= min_share * step_us
 
     def typical(self) -> RankView:
         """Return the same without the steps that are much longer than the median, if three or more are left."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
 from profdeck_traces.analysis.device_speed import WITH_GRIDS, WITHOUT_GRIDS, common_factor
-from profdeck_traces.analysis.model import KernelSummary
+from profdeck_traces.analysis.model import KernelSummary, OperatorSummary
 from profdeck_traces.findings.rank_view import RankView
 
 
@@ -35,6 +35,52 @@ def work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio | None:
     if of_kernels is None:
         return None
     return WorkRatio(of_kernels, f"it has {of_kernels:.2f} times as much work, by the calls and grids of kernels")
+
+
+_MORE_OPERATORS = 1.1
+_SHORT_US, _LONG_US = 10.0, 50.0
+"""Mean self time of operators whose duration does not depend on the sizes of their inputs, and of those where it does.
+"""
+
+
+def operator_work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio | None:
+    """Return the ratio of a rank's operators on the host, or ``None`` if it cannot be told from a slow CPU.
+
+    More calls are more work. If only long operators take longer than on the other ranks, and short ones do not, their
+    inputs are larger. A slow CPU slows all operators.
+    """
+    usual = [{of.name: of for of in view.rank.operators if of.count} for view in others]
+    calls_us = usual_us = 0.0
+    times_us = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    for operator in slow.rank.operators:
+        same = [of_rank[operator.name] for of_rank in usual if operator.name in of_rank]
+        own_us = _self_us(operator)
+        if not same or not operator.count:
+            calls_us += own_us
+            continue
+        mean_us = statistics.median(_self_us(of) / of.count for of in same)
+        count = statistics.median([of.count for of in same])
+        calls_us += operator.count * mean_us
+        usual_us += count * mean_us
+        if not _SHORT_US < mean_us < _LONG_US:
+            times = times_us[mean_us >= _LONG_US]
+            times[0] += own_us
+            times[1] += operator.count * mean_us
+    ratio = calls_us / usual_us if usual_us else 0.0
+    if ratio >= _MORE_OPERATORS:
+        return WorkRatio(ratio, f"it runs {ratio:.2f} times as many operators, weighted by their time on other ranks")
+    long, short = (times_us[is_long][0] / (times_us[is_long][1] or 1.0) for is_long in (True, False))
+    if ratio and long >= _MORE_OPERATORS and short and short - 1 < (long - 1) / 2:
+        return WorkRatio(
+            long, f"its long operators take {long:.2f} times as long, but not its short ones, as with larger inputs"
+        )
+    return None
+
+
+def _self_us(operator: OperatorSummary) -> float:
+    """Return the self time of all calls. Use the median step, which a delayed thread changes little."""
+    steps = operator.per_step
+    return operator.self_us or 0.0 if steps is None else steps.median_us * steps.steps
 
 
 def _kernel_work_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:

@@ -19,9 +19,17 @@ from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.rank_finding import GET_FUNCTION, MACHINE_BUSY, NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import (
+    GET_FUNCTION,
+    WAITED_FOR_CPU,
+    NotJudged,
+    RankFinding,
+    draft,
+    ms,
+    percent,
+)
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.findings.rank_work import work_ratio
+from profdeck_traces.findings.rank_work import operator_work_ratio, work_ratio
 from profdeck_traces.reading.event_names import is_data_loading, is_loader
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
@@ -154,7 +162,9 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
     """A rank for which the others wait in collectives for over 1 % of the step. If no rank is a straggler, ranks that
     wait for each other for over 10 % of the step. Only waits on the critical path count.
 
-    On a busy machine, waits in host collectives count only if one owner explains at least half of them in most steps.
+    If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they exceed four times
+    that wait, or if one owner explains at least half of them in most steps. Other waits must exceed twice that wait by
+    10 % of the step.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -170,24 +180,36 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
             if others and statistics.fmean(others) > 0.01 * step_us:
                 slow = team.pop(group.straggler)
                 is_known = _is_consistent(slow, [*team.values()], statistics.fmean(others))
-                yield _straggler(slow, [*team.values()], others) if is_known else NotJudged("straggler", MACHINE_BUSY)
+                # With one collective per step, the wait is the entire delay.
+                is_single = all(rank.collectives <= slow.count for rank in group.ranks)
+                yield (
+                    _straggler(slow, [*team.values()], others, is_single=is_single)
+                    if is_known
+                    else NotJudged("straggler", WAITED_FOR_CPU)
+                )
         elif group.straggler is None and team:
             time_us = statistics.fmean(sum(of_rank.values()) for of_rank in waits.values())
             if time_us > 0.1 * step_us:
-                is_unknown = any(view.is_contended and not view.rank.devices for view in team.values())
+                is_unknown = any(view.is_due_to_cpu_waits(time_us, 0.1, step_us) for view in team.values())
                 yield (
-                    NotJudged("imbalance", MACHINE_BUSY) if is_unknown else _imbalance(group, [*team.values()], time_us)
+                    NotJudged("imbalance", WAITED_FOR_CPU)
+                    if is_unknown
+                    else _imbalance(group, [*team.values()], time_us)
                 )
 
 
 def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -> bool:
     """Return whether CPU contention cannot explain why other ranks wait `time_us` per step for a slow rank.
 
-    Return True if the slow rank has devices, or unless both sides had a busy machine. Otherwise, one owner must explain
+    Return True if the slow rank has devices, unless both sides waited for a CPU, or if the wait for the slow rank is
+    over four times as long as their waits for a CPU. Otherwise, one owner must explain
     at least half of the wait, both in total and in most steps. Its relative growth must also be at least twice that of
     all other owners combined.
     """
-    if slow.rank.devices or not slow.is_contended or not any(view.is_contended for view in others):
+    others_share = max(view.cpu_wait_share for view in others)
+    if slow.rank.devices or not slow.cpu_wait_share or not others_share:
+        return True
+    if not slow.is_due_to_cpu_waits(time_us / 2, 0.0) and time_us > 4 * others_share * slow.step_us:
         return True
     owner = _main_owner(slow, others, time_us)
     if owner is None:
@@ -245,8 +267,17 @@ def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int
     return waits
 
 
-def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[float]) -> RankFinding:
-    """Return the finding for a straggler. `waits_us` contains the time per step that each other rank waits for it."""
+def _straggler(
+    slow: RankView, others: Sequence[RankView], waits_us: Sequence[float], *, is_single: bool
+) -> RankFinding:
+    """Return the finding for a straggler.
+
+    Args:
+        slow: The slow rank.
+        others: The ranks that wait for it.
+        waits_us: Time per step that each other rank waits for it.
+        is_single: True if there is at most one collective per step.
+    """
     time_us = statistics.fmean(waits_us)
     count = "rank waits" if len(others) == 1 else "ranks wait"
     text = f"The other {count} {ms(time_us)} {slow.per} for {slow.label}"
@@ -265,6 +296,8 @@ def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[fl
         text += ", which arrives last; no single operator, kernel or function explains half of the wait"
     is_shared = do in {_EVEN_WORK, _EVEN_EXPERTS}
     gain_us = _gain_us(slow, others, waits_us, is_shared=is_shared)
+    if is_single and not slow.rank.devices:
+        gain_us = min(waits_us)
     if gain_us is None and key is not None:
         gain_us = min(slow_us - others_us, *waits_us)
     if gain_us is not None and gain_us < 0.8 * time_us:
@@ -387,7 +420,9 @@ def _difference(slow: RankView, others: Sequence[RankView], time_us: float) -> t
         return f"; its host is busy: {busy}", f"free CPUs on the host of {slow.label}"
     if is_most(lambda owner: owner.loads_data):
         return "", f"load the batches of {slow.label} in the background, and check its storage"
-    work = work_ratio(slow, others)
+    work = work_ratio(slow, others) or (
+        operator_work_ratio(slow, others) if is_most(lambda owner: owner.kind == OwnerKind.OPERATOR.label) else None
+    )
     is_same_work = work is not None and 1 / _MORE_WORK < work.ratio < _MORE_WORK
     is_spread = bool(total_us) and max(excess_us.values()) < 0.5 * total_us
     even = _EVEN_EXPERTS if _exchanges_work(slow) else _EVEN_WORK
@@ -443,17 +478,31 @@ def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> R
         text = f", mostly for {_label(longest[0])}"
         place = {"line": longest[0].line, "stage": longest[0].annotation}
     view = views[0]
+    # Per step, only the times of kernels are known.
+    on_device = 2 * kernels_us > awaited.total()
+    gain_us = _imbalance_us(views, time_us) if on_device else _lead_us(group, time_us)
+    lead = "" if on_device else f"; the last rank arrives {ms(gain_us)} {view.per} after the first"
     return draft(
         view,
         "imbalance",
-        f"{whose} wait for each other {ms(time_us)} {view.per}{text}, {_last_arrivals(group)}",
-        _EVEN_WORK,
-        # Only the times of kernels are known for each step.
-        gain_us=_imbalance_us(views, time_us) if 2 * kernels_us > awaited.total() else time_us,
+        f"{whose} wait for each other {ms(time_us)} {view.per}{text}, {_last_arrivals(group)}{lead}",
+        _EVEN_EXPERTS if any(map(_exchanges_work, views)) else _EVEN_WORK,
+        gain_us=gain_us,
         time_us=time_us,
         of_all=True,
         **place,
     )
+
+
+def _lead_us(group: GroupSkew, waits_us: float) -> float:
+    """Return the time per step between the first and the last arrival at collectives.
+
+    Args:
+        group: Arrivals of the ranks.
+        waits_us: Mean wait of the ranks per step on the critical path. Other waits do not count.
+    """
+    mean_us = statistics.fmean(rank.wait_us for rank in group.ranks)
+    return waits_us * sum(of.skew_us for of in group.collectives) / mean_us if mean_us else waits_us
 
 
 def _imbalance_us(views: Sequence[RankView], waits_us: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -10,6 +10,10 @@ _MIN_LOST_SHARE = 0.05
 """The machine counts as busy if the recording thread loses more than this share of the recording's time."""
 _MIN_LOAD_PER_CPU = 1.25
 """Load average per CPU above which the machine counts as busy, if the thread's waiting time is unknown."""
+_MIN_OTHER_LOAD = 0.1
+"""Other processes slow a job down only if they use at least this share of its CPUs."""
+_MIN_WANTED_PER_CPU = 1.25
+"""Runnable threads per CPU above which ranks count as oversubscribed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +40,17 @@ class HostLoad:
     """Number of periods in which the process's cgroup was throttled (``nr_throttled`` in ``cpu.stat``)."""
     throttled_s: float | None = None
     """Time the process's cgroup was throttled, in seconds, summed over its CPUs."""
+    usable_cpus: int | None = None
+    """Number of CPUs on which the recording thread may run (its affinity)."""
+    host_cpu_s: float | None = None
+    """CPU time of all processes on the host, in seconds (``/proc/stat``)."""
+    all_run_queue_s: float | None = None
+    """Time all threads of the process were runnable but waiting for a CPU, in seconds."""
+    other_cpus: float | None = None
+    """Average number of CPUs used by processes other than the recorded ranks of this host. Not recorded, but computed
+    from the loads of these ranks."""
+    wanted_cpus: float | None = None
+    """Average number of threads of the recorded ranks of this host that ran or waited for a CPU. Computed as well."""
 
     @property
     def cpu_wait_share(self) -> float | None:
@@ -46,11 +61,45 @@ class HostLoad:
             return None
         return min(1.0, self.run_queue_s / self.wall_s)
 
+    @property
+    def wait_fraction(self) -> float:
+        """Fraction of the recording that the recording thread waited for a CPU, whatever used it. 0 up to 5 %."""
+        share = self.cpu_wait_share or 0.0
+        return share if share > _MIN_LOST_SHARE else 0.0
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """True if the recorded ranks want over 1.25 times as many CPUs as they have, and the recording thread waits."""
+        if not self.wait_fraction or self.is_by_others:
+            return False
+        return self._wants_too_much or (self.wanted_cpus or 0.0) > _MIN_WANTED_PER_CPU * self.cpus
+
+    @property
+    def own_wanted_cpus(self) -> float | None:
+        """Average number of threads of this process that ran or waited for a CPU."""
+        if self.all_run_queue_s is None or self.wall_s <= 0:
+            return None
+        return (self.cpu_s + self.all_run_queue_s) / self.wall_s
+
+    @property
+    def _wants_too_much(self) -> bool:
+        """True if this process alone has more runnable threads than CPUs on which it may run."""
+        return (self.own_wanted_cpus or 0.0) > _MIN_WANTED_PER_CPU * (self.usable_cpus or self.cpus)
+
+    @property
+    def is_by_others(self) -> bool:
+        """True if other processes used as much CPU time as the recording thread waited, or if their use is unknown."""
+        if self.other_cpus is None:
+            return True
+        waited = (self.run_queue_s or 0.0) / self.wall_s if self.wall_s > 0 else 0.0
+        return self.other_cpus >= max(waited, _MIN_OTHER_LOAD * (self.usable_cpus or self.cpus))
+
     def describe_contention(self) -> str | None:
         """Return why the machine counts as busy during the recording, or None if it does not.
 
-        The machine counts as busy if the recording thread waited for a CPU, or its cgroup was throttled, for more than
-        5 % of the recording. If the waiting time is unknown, both load averages must exceed 1.25 per CPU.
+        The machine counts as busy if the recording thread waited for a CPU that other processes used, or its cgroup was
+        throttled, for more than 5 % of the recording. If the waiting time is unknown, both load averages must exceed
+        1.25 per CPU.
         """
         return ", ".join(self._reasons()) or None if self.wall_s > 0 else None
 
@@ -73,12 +122,36 @@ class HostLoad:
         load = min(self.load_at_start or 0.0, self.load_at_end or 0.0)
         average = f"load average {load:.1f} on {self.cpus} CPUs"
         if self.run_queue_s is not None:
-            if self.run_queue_s > lost_s:
+            if self.run_queue_s > lost_s and self.is_by_others:
                 yield f"the main thread waited {self.run_queue_s / self.wall_s:.0%} of the time for a CPU"
-                if load > self.cpus:
+                if self.other_cpus is not None:
+                    yield f"other processes used {self.other_cpus:.1f} of {self.cpus} CPUs"
+                elif load > self.cpus:
                     yield average
         elif load > _MIN_LOAD_PER_CPU * self.cpus:
             yield average
         if self.throttled_s is not None and self.throttled_s > lost_s:
             periods = f" in {self.throttled_periods:,} periods" if self.throttled_periods else ""
             yield f"its CPU quota throttled the process for {self.throttled_s:.2g} s of {self.wall_s:.2g} s{periods}"
+
+
+def with_other_load(loads: Sequence[HostLoad]) -> list[HostLoad]:
+    """Add the CPU use of other processes to the loads of ranks that one host ran at the same time.
+
+    If the CPU time of the host was not recorded, the load average estimates it.
+    """
+    if any(load.wall_s <= 0 for load in loads):
+        return [*loads]
+    used = sum(load.cpu_s / load.wall_s for load in loads)
+    runnable = used + sum((load.run_queue_s or 0.0) / load.wall_s for load in loads)
+    wanted = [load.own_wanted_cpus for load in loads]
+    total = None if None in wanted else round(sum(filter(None, wanted)), 6)
+    return [attrs.evolve(load, other_cpus=_other_cpus(load, used, runnable), wanted_cpus=total) for load in loads]
+
+
+def _other_cpus(load: HostLoad, used: float, runnable: float) -> float | None:
+    if load.host_cpu_s is not None:
+        return round(max(0.0, load.host_cpu_s / load.wall_s - used), 6)
+    if load.load_at_start is None or load.load_at_end is None:
+        return None
+    return round(max(0.0, min(load.load_at_start, load.load_at_end) - runnable), 6)
