@@ -59,8 +59,11 @@ _LOADER = re.compile(
 )
 _FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|function pread\b)")
 _CHECKPOINT = re.compile(
-    r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
+    r"torch/serialization\.py\(\d+\): save|safetensors/\w+\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|"
+    r"save_checkpoint",
+    re.IGNORECASE,
 )
+_CHECKPOINT_LOAD = re.compile(r"torch/serialization\.py\(\d+\): load$|safetensors/\w+\.py\(\d+\): load\w*$")
 # Unlike the rest of `torch/_dynamo`, `convert_frame.py` runs only if no compiled code matches.
 _COMPILATION = re.compile(
     r"torch/_dynamo/convert_frame\.py\(\d+\): \w*(?:__call__|compile|convert)|"
@@ -94,6 +97,7 @@ _EXTERNAL_WAIT = re.compile(
     r"<built-in (?:function (?:waitpid|waitid|wait3|wait4|read)>|method (?:recv\w*|connect|accept|sendall|read) of "
     r"(?:_?socket|_?ssl))"
 )
+_EVENT_LOOP_WAIT = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
 _SOCKET_CALL = re.compile(r"<built-in method (?:recv\w*|send\w*|connect\w*|read|write) of (?:_?socket|_?ssl)")
 
 
@@ -130,6 +134,11 @@ def is_file_read(name: str) -> bool:
 def is_checkpoint(name: str) -> bool:
     """Return whether an annotation or a Python frame saves a checkpoint."""
     return _CHECKPOINT.search(name) is not None
+
+
+def is_checkpoint_load(name: str) -> bool:
+    """Return whether a Python frame loads a file that `torch.save` or safetensors wrote."""
+    return _CHECKPOINT_LOAD.search(name) is not None
 
 
 def is_compilation(name: str) -> bool:
@@ -180,6 +189,11 @@ def is_waiting_frame(name: str) -> bool:
 def is_sleep(name: str) -> bool:
     """Return whether a Python frame is a call to ``time.sleep``."""
     return name == "<built-in function sleep>"
+
+
+def is_event_loop_wait(name: str) -> bool:
+    """Return whether a Python frame is the wait of an asyncio event loop."""
+    return _EVENT_LOOP_WAIT.search(name) is not None
 
 
 def is_external_wait(name: str) -> bool:
