@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -84,6 +83,10 @@ def _sleep_cure(calls: float) -> str:
     return "remove the sleeps, or let them overlap: wait concurrently, such as with asyncio.gather"
 
 
+def _is_load(one: CauseTime) -> bool:
+    return is_checkpoint_load(one.name or "")
+
+
 def _is_event_loop(one: CauseTime) -> bool:
     return is_event_loop_wait(one.name or "")
 
@@ -123,10 +126,10 @@ _CAUSES = {
         rule="checkpoint",
         condition="Saving a checkpoint inside a step, and loading it if a step also does that, over 5 %.",
         min_share=0.05,
-        subject=lambda one, _: f"Saving {'and loading ' if is_checkpoint_load(one.name or '') else ''}a checkpoint takes",
+        subject=lambda one, _: f"Saving {'and loading ' * _is_load(one)}a checkpoint takes",
         cure=lambda one, _: (
             "pass the weights in memory instead of a file, such as with torch.Tensor.copy_ or a broadcast"
-            if is_checkpoint_load(one.name or "")
+            if _is_load(one)
             else "save in the background: torch.distributed.checkpoint.async_save"
         ),
         is_certain=True,
@@ -195,7 +198,7 @@ _CAUSES = {
             if _is_event_loop(one)
             else f"Waiting for another thread or process ({_name(one)}) takes"
         ),
-        cure=lambda one, calls: _waiting_cure(one, calls),
+        cure=_waiting_cure,
         needs_stacks=True,
     ),
     causes.OTHER_THREAD: _Cause(

@@ -90,7 +90,7 @@ _WAITING_FRAME = re.compile(
     r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
     r"|built-in (function|method) (sleep|poll|select|wait)\b"
     r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
-    r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
+    r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|built-in method get of _queue\b|SemLock"
 )
 # `os.read` reads pipes, for example the output of a child process. Files are read with methods of `_io`.
 _EXTERNAL_WAIT = re.compile(
