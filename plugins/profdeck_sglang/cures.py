@@ -5,6 +5,7 @@ The option names are from SGLang 0.5.23 (sglang/srt/server_args.py).
 
 CURES = {
     "prefill-next-to-decode": "lower --chunked-prefill-size, so that long prompts are split over more iterations",
+    "prefill-bound": "cache shared prefixes: check that --disable-radix-cache is not set, or add prefill servers",
     "request-queue": "raise --max-running-requests, or add servers",
     "kv-pressure": "raise --mem-fraction-static, or lower --max-running-requests",
     "preemption": "lower --max-running-requests, so that the KV cache holds all running requests",

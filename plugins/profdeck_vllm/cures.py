@@ -5,6 +5,7 @@ The option names are from vLLM 0.32.0 (vllm/engine/arg_utils.py).
 
 CURES = {
     "prefill-next-to-decode": "lower --max-num-batched-tokens, so that long prompts are split over more iterations",
+    "prefill-bound": "cache shared prefixes: check that --no-enable-prefix-caching is not set, or add prefill servers",
     "request-queue": "raise --max-num-seqs, or add servers",
     "kv-pressure": "raise --gpu-memory-utilization, or lower --max-num-seqs",
     "preemption": "lower --max-num-seqs, so that the KV cache holds all running requests",

@@ -36,7 +36,12 @@ from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import ANNOTATION, PYTHON
-from profdeck_traces.reading.event_names import is_pageable_copy, is_profiler_frame
+from profdeck_traces.reading.event_names import (
+    is_checkpoint_load,
+    is_event_loop_wait,
+    is_pageable_copy,
+    is_profiler_frame,
+)
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
 
@@ -93,6 +98,7 @@ _ISSUES_COLLECTIVE = re.compile(
 """Operators and functions that start a collective or wait for it, and convert its objects to tensors."""
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
+_MAX_AWAITED = 32
 MAX_STEPS = 1_000
 _BATCH = 1 << 16
 """Number of rows that are added together."""
@@ -105,6 +111,7 @@ def _code(cause: str) -> int:
     return CAUSES.index(cause) + 1
 
 
+_OF_WAITS = (_code(WAITING), _code(OTHER_THREAD))
 _HAS_PLACE = np.ones(len(CAUSES) + 1, np.bool_)
 _HAS_PLACE[[
     _code(cause)
@@ -143,6 +150,8 @@ class PathCauses:
         self._frame, self._annotation = _callers_of_collectives(names, kinds)
         self._in_collective = _in_collective(names, kinds)
         self._place = np.append(_places(names), np.int32(-1))
+        self._resumed = _resumed(names)
+        self._is_load = np.array([is_checkpoint_load(text) for text in texts], np.bool_)
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
         self._callers = main_callers(names, caller)
@@ -166,7 +175,7 @@ class PathCauses:
         count = 0
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(path):
-                of_step = self._path_rows(path, window.rows_of_trace(path.row)), self._synchronisations(begin, end)
+                of_step = self._path_rows(path, window), self._synchronisations(begin, end)
                 self._counted_until = end
                 batch += of_step
                 count += sum(len(rows.row) for rows in of_step)
@@ -217,15 +226,25 @@ class PathCauses:
         """FLOPs of the counted operators in each step. Empty if there are more than 1,000 steps."""
         return tuple(self._step_flops) if len(self._step_flops) <= MAX_STEPS else ()
 
-    def _path_rows(self, path: Path, row: _Rows) -> _StepRows:
+    def _path_rows(self, path: Path, window: PathWindow) -> _StepRows:
         """Return the rows on the path of the next step that have a cause."""
-        kind = path.kind
+        kind, row = path.kind, window.rows_of_trace(path.row)
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
         code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
         if self._in_collective is not None:
             code[(kind == OwnerKind.WAIT_FOR_THREAD) & self._in_collective[row]] = _code(COMMUNICATION)
         members = np.flatnonzero(code)
-        return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
+        row, time = row[members], (path.end - path.begin)[members]
+        threads, source = window.recording.threads, row.copy()
+        on_other = np.flatnonzero(np.isin(code[members], _OF_WAITS) & (row >= 0))
+        on_other = on_other[self._names.events.track[row[on_other]] != threads.main]
+        if len(on_other) and threads.main in threads.first:
+            first, last = threads.first[threads.main], threads.last[threads.main]
+            segment = threads.begin[first : last + 1].searchsorted(path.end[members][on_other]) - 1
+            source[on_other] = window.rows_of_trace(threads.row)[first + np.maximum(segment, 0)]
+        waits = np.flatnonzero((code[members] == _code(WAITING)) & (source >= 0))
+        source[waits] = self._resumed[source[waits]]
+        return _StepRows(len(self._step_ns), code[members], row, time, source)
 
     def _synchronisations(self, begin: int, end: int) -> _StepRows:
         """Return the synchronisations that start in the next step.
@@ -239,7 +258,7 @@ class PathCauses:
             members = np.append(earlier[self._sync_end[earlier] > begin], members)
         code = np.full(len(members), _code(SYNCHRONISATION), np.uint8)
         time = self._sync_end[members] - np.maximum(self._sync_start[members], begin)
-        return _StepRows(len(self._step_ns), code, self._syncs[members], time)
+        return _StepRows(len(self._step_ns), code, self._syncs[members], time, self._syncs[members])
 
     def _other_threads(self, window: PathWindow) -> list[_StepRows]:
         """Return the Python functions that other threads run while the main thread also runs Python code.
@@ -273,7 +292,8 @@ class PathCauses:
         rows = []
         for number, index in enumerate(used, len(self._step_ns)):
             of_step = np.flatnonzero((step == index) & (overlap > 0))
-            rows.append(_StepRows(number, code[of_step], row[of_step], overlap[of_step].astype(np.int64)))
+            time = overlap[of_step].astype(np.int64)
+            rows.append(_StepRows(number, code[of_step], row[of_step], time, row[of_step]))
         return rows
 
     def _add_rows(self, batch: Sequence[_StepRows]) -> None:
@@ -281,8 +301,9 @@ class PathCauses:
         if not batch:
             return
         step = np.repeat([rows.step for rows in batch], [len(rows.row) for rows in batch])
-        code, row, time = (np.concatenate(parts) for parts in list(zip(*batch, strict=True))[1:])
-        place = np.where(_HAS_PLACE[code], self._place[row], -1)
+        code, row, time, source = (np.concatenate(parts) for parts in list(zip(*batch, strict=True))[1:])
+        at = np.where(code == _code(WAITING), source, row)
+        place = np.where(_HAS_PLACE[code], self._place[at], -1)
         keys, index = np.unique(code * np.int64(len(self._texts) + 1) + place + 1, return_inverse=True)
         order = np.argsort(index, kind="stable")
         bounds = np.searchsorted(index[order], np.arange(len(keys) + 1)).tolist()
@@ -290,14 +311,27 @@ class PathCauses:
             members = order[bounds[number] : bounds[number + 1]]
             cause, of_place = divmod(key, len(self._texts) + 1)
             group = self._groups.setdefault(_Key(cause, of_place - 1), _Group(places=[of_place - 1]))
-            group.add(step[members], self._columns(row[members], cause), time[members])
+            columns = self._columns(row[members], at[members], source[members], cause)
+            group.add(step[members], columns, time[members])
 
-    def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
-        """Return the operator (row and name), module, annotation and frame of each event."""
+    def _columns(self, row: _Rows, at: _Rows, source: _Rows, cause: int) -> list[NDArray[np.integer]]:
+        """Return the operator (row and name), module, annotation and frame of each event.
+
+        Args:
+            row: Row of each event.
+            at: Row in the function to report.
+            source: Row of the main thread in the annotation to report.
+            cause: Position in `CAUSES`, starting at 1.
+        """
         names, name = self._names, self._names.events.name
         is_inner = cause in {_code(SYNCHRONISATION), _code(FLOAT64)}
         head = values_at(names.operator if is_inner else self._head, row)
         head = np.where(head >= 0, head, row)
+        if cause == _code(WAITING) and len(names.events.track):
+            # Name the function of the other thread, not the built-in function that it calls.
+            is_other = (row >= 0) & (source >= 0) & (names.events.track[row] != names.events.track[source])
+            frame = values_at(names.frame, row)
+            head = np.where(is_other & (frame >= 0), frame, head)
         of_head = values_at(name, head)
         if cause == _code(LOOP):
             of_head[~names.is_operator[head]] = -1
@@ -306,8 +340,8 @@ class PathCauses:
             head,
             of_head,
             module,
-            values_at(name, values_at(self._annotation, row)),
-            values_at(name, values_at(self._frame, row)),
+            values_at(name, values_at(self._annotation, source)),
+            values_at(name, values_at(self._frame, at)),
         ]
 
     def _significant(self) -> list[_Key]:
@@ -330,6 +364,8 @@ class PathCauses:
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._places[key], self._texts
         name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
+        if key.cause == _code(CHECKPOINT):
+            name = next((of for of in group.calls if of >= 0 and self._is_load[of]), name)
         has_gain &= group.gain.is_known
         gain_ns = min(group.gain.saved_ns, group.time_ns, sum(self._step_ns))
         frame = key.place if key.place >= 0 and is_user_frame(texts[key.place]) else group.main(3)
@@ -356,6 +392,8 @@ class _StepRows(NamedTuple):
     code: _Codes
     row: _Rows
     time: Int
+    source: _Rows
+    """The row itself. For a wait, the main thread's row: its call that waits, or the coroutine that it resumes."""
 
 
 class _Key(NamedTuple):
@@ -502,6 +540,36 @@ def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _
         callers_of[rows] = np.where(caller >= 0, around, of_event[rows])
         found.append(callers_of)
     return found[0], found[1]
+
+
+def _resumed(names: Attribution) -> _Rows:
+    """Return the row of each event, or for a wait of an event loop, the coroutine that runs next.
+
+    If this coroutine directly awaits another one of the user, the result is the innermost.
+    """
+    events = names.events
+    rows = np.arange(events.complete, dtype=np.int32)
+    is_python = events.has_category({PYTHON})
+    waits = np.flatnonzero(events.with_name(is_python, is_event_loop_wait))
+    if not len(waits):
+        return rows
+    is_user = events.with_name(is_python, is_user_frame)
+    users = np.flatnonzero(is_user)
+    following = users.searchsorted(waits)
+    waits, following = waits[following < len(users)], following[following < len(users)]
+    resumed = users[following]
+    caller = names.frame[waits]
+    end_ns = np.where(caller >= 0, events.end_ns[caller], np.iinfo(np.int64).max)
+    in_loop = (events.track[resumed] == events.track[waits]) & (events.start_ns[resumed] < end_ns)
+    waits, resumed = waits[in_loop], resumed[in_loop]
+    for _ in range(_MAX_AWAITED):
+        inner = np.minimum(resumed + 1, events.complete - 1)
+        is_inner = is_user[inner] & (events.parent[inner] == resumed)
+        if not is_inner.any():
+            break
+        resumed = np.where(is_inner, inner, resumed)
+    rows[waits] = resumed
+    return rows
 
 
 def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> _Codes:

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from profdeck_traces.account.row_kinds import LAST_ANNOTATION, LAST_CALL, RowKind
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
-from profdeck_traces.reading.event_names import is_external_wait, is_profiler_frame, is_socket_call
+from profdeck_traces.reading.event_names import (
+    is_checkpoint_load,
+    is_external_wait,
+    is_file_read,
+    is_profiler_frame,
+    is_socket_call,
+)
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int, parents
 
@@ -39,6 +45,26 @@ def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
     inside = parents(events.track, events.start_ns, events.start_ns + events.duration_ns * is_own) >= 0
     kinds[frames] = RowKind.OVERHEAD
     kinds[inside & is_python & (kinds != RowKind.GC_FRAME)] = RowKind.OTHER
+
+
+def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
+    """Mark functions that load a checkpoint if the job also saves one. Those that a data loader calls keep their kind.
+
+    A job that only loads such files reads its data from them.
+
+    Args:
+        events: The trace.
+        kinds: `RowKind` of each row; changed in place.
+    """
+    if not (kinds == RowKind.CHECKPOINT_FRAME).any():
+        return
+    is_python = events.has_category({PYTHON}) & (kinds != RowKind.OTHER)
+    is_load = events.with_name(is_python, is_checkpoint_load)
+    in_loader = events.innermost((kinds == RowKind.LOADING_FRAME) & ~events.with_name(is_python, is_file_read)) >= 0
+    kinds[is_load & ~in_loader] = RowKind.CHECKPOINT_FRAME
+    # The reads and writes inside are part of the checkpoint, not files of the calling function.
+    inside = events.innermost(kinds == RowKind.CHECKPOINT_FRAME) >= 0
+    kinds[inside & np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))] = RowKind.FRAME
 
 
 def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:

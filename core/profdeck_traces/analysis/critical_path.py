@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profdeck_traces.account.contexts import mark_file_functions, mark_profiler_frames
+from profdeck_traces.account.contexts import mark_checkpoint_loads, mark_file_functions, mark_profiler_frames
 from profdeck_traces.account.owned_path import OwnedPath, RankWaits
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
@@ -93,6 +93,7 @@ def path_windows(
     kinds = row_kinds(names.events, step_names.is_step, collectives.__contains__)
     kinds[~is_valid] = RowKind.OTHER
     mark_profiler_frames(names.events, kinds)
+    mark_checkpoint_loads(names.events, kinds)
     mark_file_functions(names.events, kinds)
     return PathWindows(names, kinds, annotations, steps.excluded[of_kind])
 

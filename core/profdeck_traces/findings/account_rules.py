@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -28,10 +27,12 @@ from profdeck_traces.findings.rank_finding import (
     percent,
 )
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import is_sleep
+from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loop_wait, is_sleep
 
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
+_MIN_CALLS = 1.5
+"""Minimum number of calls per step at which they can overlap."""
 _WAITS_FOR_BACKWARD = "run_backward"
 
 
@@ -49,8 +50,8 @@ class _Cause:
     """Minimum number of calls per step."""
     subject: Callable[[CauseTime, float], str]
     """Returns the start of the text. The second argument is the number of calls per step."""
-    cure: Callable[[CauseTime], str]
-    """Returns the suggested action."""
+    cure: Callable[[CauseTime, float], str]
+    """Returns the suggested action. The second argument is the number of calls per step."""
     is_certain: bool = False
     """True if the trace records the cause directly."""
     needs_stacks: bool = False
@@ -84,6 +85,28 @@ def _sleeps(one: CauseTime) -> bool:
     return is_sleep(one.name or "")
 
 
+def _sleep_cure(calls: float) -> str:
+    if calls < _MIN_CALLS:
+        return "remove the sleep"
+    return "remove the sleeps, or let them overlap: wait concurrently, such as with asyncio.gather"
+
+
+def _is_load(one: CauseTime) -> bool:
+    return is_checkpoint_load(one.name or "")
+
+
+def _is_event_loop(one: CauseTime) -> bool:
+    return is_event_loop_wait(one.name or "")
+
+
+def _waiting_cure(one: CauseTime, calls: float) -> str:
+    if _is_event_loop(one):
+        return "await more of these calls concurrently, and start other work before the longest one returns"
+    if calls >= _MIN_CALLS:
+        return "run these calls concurrently, such as in a ThreadPoolExecutor"
+    return "run the awaited work in the background, and use its result one step later"
+
+
 _CAUSES = {
     causes.DATA_LOADING: _Cause(
         rule="data-loading",
@@ -99,7 +122,7 @@ _CAUSES = {
         condition="Python's garbage collector, found in torch's records or in stacks, over 1 %.",
         min_share=0.01,
         subject=_fixed("Garbage collection takes"),
-        cure=lambda one: (
+        cure=lambda one, _: (
             "remove `gc.collect()` from the loop"
             if "collect>" in (one.name or "")
             else "collect less often: gc.disable() before the loop, and gc.collect() every few hundred steps"
@@ -109,10 +132,14 @@ _CAUSES = {
     ),
     causes.CHECKPOINT: _Cause(
         rule="checkpoint",
-        condition="Saving a checkpoint inside a step, over 5 %.",
+        condition="Saving a checkpoint inside a step, and loading it if a step also does that, over 5 %.",
         min_share=0.05,
-        subject=_fixed("Saving a checkpoint takes"),
-        cure=_fixed("save in the background: torch.distributed.checkpoint.async_save"),
+        subject=lambda one, _: f"Saving {'and loading ' * _is_load(one)}a checkpoint takes",
+        cure=lambda one, _: (
+            "pass the weights in memory instead of a file, such as with torch.Tensor.copy_ or a broadcast"
+            if _is_load(one)
+            else "save in the background: torch.distributed.checkpoint.async_save"
+        ),
         is_certain=True,
         needs_stacks=True,
     ),
@@ -163,7 +190,7 @@ _CAUSES = {
         condition="Collectives without overlap, over 10 % (torch-tb-profiler). Waits assigned to a rank do not count.",
         min_share=0.1,
         subject=lambda one, _: f"Communication without overlap ({_name(one)}) takes",
-        cure=lambda one: (
+        cure=lambda one, _: (
             "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
             if "allgather" in (one.name or "").lower().replace("_", "")
             else "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
@@ -174,8 +201,12 @@ _CAUSES = {
         condition="The main thread waits for a thread or process that was not recorded, over 10 %. In an asyncio event "
         "loop, which also waits for short tool calls, over 20 %.",
         min_share=0.1,
-        subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
-        cure=_fixed("run the awaited work in the background, and use its result one step later"),
+        subject=lambda one, _: (
+            "Waiting in an event loop takes"
+            if _is_event_loop(one)
+            else f"Waiting for another thread or process ({_name(one)}) takes"
+        ),
+        cure=_waiting_cure,
         needs_stacks=True,
     ),
     causes.OTHER_THREAD: _Cause(
@@ -247,7 +278,7 @@ _CAUSES = {
         subject=lambda one, calls: (
             f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
         ),
-        cure=lambda one: (
+        cure=lambda one, _: (
             "replace the loop with one operator on the entire tensor, or on all tensors with torch._foreach_*"
             if one.line
             else "fuse them with torch.compile"
@@ -258,8 +289,8 @@ _CAUSES = {
         condition="Python code that runs no operator, over 10 %.",
         min_share=0.1,
         subject=lambda one, _: "Sleeping (time.sleep) takes" if _sleeps(one) else "Python code without operators takes",
-        cure=lambda one: (
-            "remove the sleep" if _sleeps(one) else "vectorize this Python code, or move it out of the step"
+        cure=lambda one, calls: (
+            _sleep_cure(calls) if _sleeps(one) else "vectorize this Python code, or move it out of the step"
         ),
         needs_stacks=True,
     ),
@@ -291,7 +322,7 @@ _SMALL_COLLECTIVES = attrs.evolve(
     _CAUSES[causes.COMMUNICATION],
     rule="small-collectives",
     subject=lambda one, calls: f"Communication without overlap ({_calls(one, calls)}) takes",
-    cure=lambda one: (
+    cure=lambda one, _: (
         "remove the barriers: collectives already wait for all ranks"
         if "barrier" in (one.name or "").lower()
         else "combine them, for example by flattening the tensors into one"
@@ -301,8 +332,6 @@ _SMALL_COLLECTIVES = attrs.evolve(
 _MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 5_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
-_EVENT_LOOP = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
-"""Names of the waits of an event loop."""
 _MIN_EVENT_LOOP = 0.2
 _ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
@@ -394,7 +423,7 @@ def _cause_of(one: CauseTime, account: Account) -> _Cause | None:
 
 
 def _min_share(one: CauseTime, cause: _Cause) -> float:
-    is_event_loop = one.cause == causes.WAITING and _EVENT_LOOP.search(one.name or "")
+    is_event_loop = one.cause == causes.WAITING and _is_event_loop(one)
     return _MIN_EVENT_LOOP if is_event_loop else cause.min_share
 
 
@@ -457,7 +486,7 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
         text,
         "find what the slow worker reads, such as its shard"
         if period
-        else _cure(view, one, cause, is_burst=bool(bursts)),
+        else _cure(view, account, one, cause, is_burst=bool(bursts)),
         gain_us=gain_us,
         time_us=time_us,
         step_us=step_us,
@@ -527,14 +556,14 @@ def _uses_workers(view: RankView) -> bool:
     return any("_MultiProcessingDataLoaderIter" in mark.name for mark in view.rank.annotations)
 
 
-def _cure(view: RankView, one: CauseTime, cause: _Cause, *, is_burst: bool) -> str:
+def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is_burst: bool) -> str:
     if one.cause == causes.DATA_LOADING and _uses_workers(view):
         return (
             "load batches further ahead: raise prefetch_factor of the DataLoader"
             if is_burst
             else "raise num_workers of the DataLoader"
         )
-    return cause.cure(one)
+    return cause.cure(one, one.calls / account.steps)
 
 
 _WITHOUT_STACKS = ("idle-stage", "outside-operators")

@@ -13,11 +13,11 @@ from profdeck_traces.analysis.engine_iterations import EngineIteration
 from profdeck_traces.analysis.step_names import MIXED, PREFILL
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.engine_view import ServerView
-from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, ms, percent
+from profdeck_traces.findings.rank_finding import MACHINE_BUSY, NotJudged, RankFinding, ms, percent
 
 Result = RankFinding | NotJudged
 
-PREFILL_NEXT_TO_DECODE = "prefill-next-to-decode"
+PREFILL_NEXT_TO_DECODE, PREFILL_BOUND = "prefill-next-to-decode", "prefill-bound"
 LONG_TAIL = "long-tail"
 REQUEST_QUEUE, KV_PRESSURE, PREEMPTION = "request-queue", "kv-pressure", "preemption"
 HOST_BETWEEN, SAMPLER, SPECULATION = "host-between-iterations", "sampler", "rejected-speculation"
@@ -31,24 +31,44 @@ _FULL_KV_PERCENT = 90
 
 
 def prefill_next_to_decode(server: ServerView) -> Iterator[Result]:
-    """Report prefills that delay decoding by over 5 % of the time, if one takes at least two usual decode periods."""
+    """Report prefills that delay decoding by over 5 % of the time.
+
+    A prefill counts if it takes at least two usual decode periods and longer than nine of ten decode iterations, which
+    excludes delays with another cause. If over a third of the iterations count, more chunks would not help.
+    """
     prefills = [iteration for iteration in server.iterations if iteration.step.stage in {PREFILL, MIXED}]
     if any(iteration.step.stage == PREFILL and iteration.step.decode_requests is None for iteration in prefills):
-        yield NotJudged(PREFILL_NEXT_TO_DECODE, "the iterations do not state which requests wait during a prefill")
+        yield from _no_prefills("the iterations do not state which requests wait during a prefill")
         return
     usual_us = server.decode_us
     if usual_us is None:
-        yield NotJudged(PREFILL_NEXT_TO_DECODE, "fewer than three decode iterations were recorded")
+        yield from _no_prefills("fewer than three decode iterations were recorded")
         return
-    holding = [iteration for iteration in prefills if iteration.held_requests and iteration.prefill_tokens]
-    excess_us = sum(max(0.0, iteration.period_us - usual_us) for iteration in holding)
+    decodes_us = sorted(iteration.period_us for iteration in server.decodes)
+    least_us = max(2 * usual_us, decodes_us[9 * len(decodes_us) // 10])
+    holding = [
+        iteration
+        for iteration in prefills
+        if iteration.held_requests and iteration.prefill_tokens and iteration.period_us >= least_us
+    ]
+    excess_us = sum(iteration.period_us - usual_us for iteration in holding)
     if not holding or excess_us <= 0.05 * server.time_us:
         return
     worst = max(holding, key=lambda iteration: iteration.period_us)
-    if worst.period_us < 2 * usual_us:
-        return
     decodes = plural(worst.held_requests, "decode")
     share = percent(excess_us / server.time_us)
+    if 3 * len(holding) > len(server.iterations):
+        yield server.find(
+            PREFILL_BOUND,
+            f"{len(holding)} of {len(server.iterations)} iterations prefill prompts next to decodes, and delay them by "
+            f"{share} of the time",
+            "cache shared prefixes, or add servers for the prefills",
+            at=worst,
+            gain_us=excess_us / len(server.iterations),
+            stage=worst.step.stage,
+            confidence="high",
+        )
+        return
     cost = f"; {len(holding)} such iterations cost {share}" if len(holding) > 1 else f", {share}"
     yield server.find(
         PREFILL_NEXT_TO_DECODE,
@@ -62,26 +82,35 @@ def prefill_next_to_decode(server: ServerView) -> Iterator[Result]:
     )
 
 
+def _no_prefills(reason: str) -> Iterator[NotJudged]:
+    yield from (NotJudged(cause, reason) for cause in (PREFILL_NEXT_TO_DECODE, PREFILL_BOUND))
+
+
 def _them(iteration: EngineIteration) -> str:
     return "them" if iteration.held_requests > 1 else "it"
 
 
 def long_tail(server: ServerView) -> Iterator[Result]:
-    """Report recordings in which at most a quarter of the peak requests remain for over 15 % of the time at the end."""
+    """Report servers on which at most a quarter of the peak requests remain for over 15 % of the time.
+
+    Each tail ends the recording, or ends with a prefill that starts the next wave of requests.
+    """
     if len(server.decodes) < _FEWEST_DECODES:
         yield NotJudged(LONG_TAIL, f"fewer than {_FEWEST_DECODES} decode iterations were recorded")
         return
     for _, iterations in server.by_trace:
         peak = max((iteration.decode_requests for iteration in iterations), default=0)
-        tail = _tail_of(iterations, peak / 4)
+        tails = _tails_of(iterations, peak / 4)
+        tail = [iteration for of_wave in tails for iteration in of_wave]
         time_us = sum(iteration.period_us for iteration in iterations)
         tail_us = sum(iteration.period_us for iteration in tail)
-        if peak < 4 or len(tail) < _FEWEST_DECODES or tail_us <= 0.15 * time_us:
+        if peak < 4 or tail_us <= 0.15 * time_us or not tail:
             continue
         mean = sum(iteration.decode_requests * iteration.period_us for iteration in tail) / tail_us
+        which = f"The last {ms(tail_us)}" if len(tails) == 1 else f"{len(tails)} tails of {ms(tail_us / len(tails))}"
         yield server.find(
             LONG_TAIL,
-            f"The last {ms(tail_us)} ({percent(tail_us / time_us)} of the time) generate for {mean:.1f} requests on "
+            f"{which} ({percent(tail_us / time_us)} of the time) generate for {mean:.1f} requests on "
             f"average, at most {max(iteration.decode_requests for iteration in tail)} of {peak}",
             "start other requests before the longest ones finish, for example by partial rollouts",
             at=tail[0],
@@ -91,14 +120,22 @@ def long_tail(server: ServerView) -> Iterator[Result]:
         )
 
 
-def _tail_of(iterations: Sequence[EngineIteration], limit: float) -> list[EngineIteration]:
-    """Return the trailing iterations that have no prefill and decode at most `limit` requests."""
+def _tails_of(iterations: Sequence[EngineIteration], limit: float) -> list[list[EngineIteration]]:
+    """Return the series of at least ten iterations that only decode at most `limit` requests.
+
+    Each follows an iteration that decodes more, and ends the recording or is followed by a prefill.
+    """
+    tails: list[list[EngineIteration]] = []
     tail: list[EngineIteration] = []
-    for iteration in reversed(iterations):
+    falls = False
+    for iteration in iterations:
         if iteration.step.stage in {PREFILL, MIXED} or not 0 < iteration.decode_requests <= limit:
-            break
-        tail.append(iteration)
-    return tail[::-1]
+            if iteration.step.stage in {PREFILL, MIXED} and len(tail) >= _FEWEST_DECODES:
+                tails.append(tail)
+            falls, tail = iteration.decode_requests > limit, []
+        elif falls:
+            tail.append(iteration)
+    return [*tails, tail] if len(tail) >= _FEWEST_DECODES else tails
 
 
 def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
@@ -186,9 +223,15 @@ def preemption(server: ServerView) -> Iterator[Result]:
 
 
 def host_between_iterations(server: ServerView) -> Iterator[Result]:
-    """Report pauses over 10 % of the time between iterations, with running requests and without a recorded device."""
+    """Report pauses over 10 % of the time between iterations, with running requests and without a recorded device.
+
+    On a busy machine, the engine may wait for a CPU in these pauses.
+    """
     if server.has_device:
         yield NotJudged(HOST_BETWEEN, "a device was recorded, so only its idle time counts")
+        return
+    if any(view.is_contended for view in server.views):
+        yield NotJudged(HOST_BETWEEN, MACHINE_BUSY)
         return
     pauses = [iteration.pause_us for iteration in server.iterations if iteration.has_more_work]
     time_us = sum(pauses)
@@ -279,7 +322,7 @@ def rejected_speculation(server: ServerView) -> Iterator[Result]:
 
 
 RULES = {
-    prefill_next_to_decode: (PREFILL_NEXT_TO_DECODE,),
+    prefill_next_to_decode: (PREFILL_NEXT_TO_DECODE, PREFILL_BOUND),
     long_tail: (LONG_TAIL,),
     queue_and_kv_cache: (REQUEST_QUEUE, KV_PRESSURE),
     preemption: (PREEMPTION,),

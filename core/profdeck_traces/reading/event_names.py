@@ -63,8 +63,11 @@ _LOADER = re.compile(
 )
 _FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|function pread\b)")
 _CHECKPOINT = re.compile(
-    r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
+    r"torch/serialization\.py\(\d+\): save|safetensors/\w+\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|"
+    r"save_checkpoint",
+    re.IGNORECASE,
 )
+_CHECKPOINT_LOAD = re.compile(r"torch/serialization\.py\(\d+\): load$|safetensors/\w+\.py\(\d+\): load\w*$")
 # Unlike the rest of `torch/_dynamo`, `convert_frame.py` runs only if no compiled code matches.
 _COMPILATION = re.compile(
     r"torch/_dynamo/convert_frame\.py\(\d+\): \w*(?:__call__|compile|convert)|"
@@ -102,13 +105,14 @@ _WAITING_FRAME = re.compile(
     r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
     r"|built-in (function|method) (sleep|poll|select|wait)\b"
     r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
-    r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
+    r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|built-in method get of _queue\b|SemLock"
 )
 # `os.read` reads pipes, for example the output of a child process. Files are read with methods of `_io`.
 _EXTERNAL_WAIT = re.compile(
     r"<built-in (?:function (?:waitpid|waitid|wait3|wait4|read)>|method (?:recv\w*|connect|accept|sendall|read) of "
     r"(?:_?socket|_?ssl))"
 )
+_EVENT_LOOP_WAIT = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
 _SOCKET_CALL = re.compile(r"<built-in method (?:recv\w*|send\w*|connect\w*|read|write) of (?:_?socket|_?ssl)")
 
 
@@ -145,6 +149,11 @@ def is_file_read(name: str) -> bool:
 def is_checkpoint(name: str) -> bool:
     """Return whether an annotation or a Python frame saves a checkpoint."""
     return _CHECKPOINT.search(name) is not None
+
+
+def is_checkpoint_load(name: str) -> bool:
+    """Return whether a Python frame loads a file that `torch.save` or safetensors wrote."""
+    return _CHECKPOINT_LOAD.search(name) is not None
 
 
 def is_compilation(name: str) -> bool:
@@ -222,6 +231,11 @@ def is_waiting_frame(name: str) -> bool:
 def is_sleep(name: str) -> bool:
     """Return whether a Python frame is a call to ``time.sleep``."""
     return name == "<built-in function sleep>"
+
+
+def is_event_loop_wait(name: str) -> bool:
+    """Return whether a Python frame is the wait of an asyncio event loop."""
+    return _EVENT_LOOP_WAIT.search(name) is not None
 
 
 def is_external_wait(name: str) -> bool:

@@ -366,6 +366,80 @@ def test_short_waits_of_an_event_loop_are_no_finding(tmp_path: Path, wait_us: fl
     assert [finding.rule for finding in run.findings] == rules
 
 
+def test_wait_of_an_event_loop_is_in_the_coroutine_that_resumes(tmp_path: Path) -> None:
+    poll = frame("<built-in method poll of select.epoll object at 0x7f1>", 4_000)
+    sleep = frame("asyncio/tasks.py(627): sleep", 5)
+    tool = frame("agent.py(12): converse", 10, frame("agent.py(30): call_tool", 8, sleep))
+    resumed = frame("asyncio/events.py(82): _run", 20, tool)
+    (finding,) = Job().write(tmp_path / "job.json", [function(4_100, poll, resumed)]).findings
+    assert finding.text == "Waiting in an event loop takes 40% of each step (4.00 ms) in call_tool (agent.py:30)."
+    assert "concurrently" in finding.do
+
+
+def test_wait_that_no_coroutine_follows_is_in_its_caller(tmp_path: Path) -> None:
+    poll = frame("<built-in method poll of select.epoll object at 0x7f1>", 4_000)
+    later = frame("agent.py(30): call_tool", 8)
+    (finding,) = Job().write(tmp_path / "job.json", [function(4_000, poll), later]).findings
+    assert finding.where.file == "train.py"
+
+
+def test_wait_for_a_thread_is_in_the_function_that_waits(tmp_path: Path) -> None:
+    job = Job()
+    sleeps = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 2, "args": {}}
+    for step in range(6):
+        start_us = step * STEP_US
+        job.events += [
+            sleeps | {"name": "rollout.py(9): produce", "ts": start_us + 100, "dur": 2_890.0},
+            sleeps | {"name": "<built-in function sleep>", "ts": start_us + 150, "dur": 2_800.0},
+        ]
+    wait = frame("<built-in method acquire of _thread.lock object at 0x7f1>", 3_000)
+    item = ("user_annotation", "samples", 3_000, function(3_000, wait))
+    (finding,) = job.write(tmp_path / "job.json", [item]).findings
+    assert finding.rule == "waiting"
+    assert finding.text.startswith("Waiting for another thread or process (produce) takes")
+    assert finding.text.endswith("in work (train.py:40).")
+    assert finding.where.stage == "samples"
+
+
+def test_idle_worker_of_a_thread_pool_is_not_awaited(tmp_path: Path) -> None:
+    job = Job()
+    for step in range(6):
+        job.events.append({
+            "ph": "X", "cat": "python_function", "name": "<built-in method get of _queue.SimpleQueue object at 0x7f1>",
+            "pid": 1, "tid": 2, "ts": step * STEP_US + 10, "dur": 9_000, "args": {},
+        })  # fmt: skip
+    wait = frame("<built-in method acquire of _thread.lock object at 0x7f1>", 3_000)
+    findings = job.write(tmp_path / "job.json", [function(3_000, wait)]).findings
+    assert [finding.rule for finding in findings] == ["waiting"]
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+def test_repeated_waits_can_overlap(tmp_path: Path, calls: int) -> None:
+    waits = [frame("<built-in function waitpid>", 4_000 / calls)] * calls
+    (finding,) = Job().write(tmp_path / "job.json", [function(4_000, *waits)]).findings
+    assert ("concurrently" in finding.do) is (calls > 1)
+
+
+SAVE = frame("torch/serialization.py(900): save", 2_000)
+LOAD = frame(
+    "torch/serialization.py(1300): load",
+    1_500,
+    frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 900),
+)
+
+
+def test_loading_a_saved_checkpoint_counts(tmp_path: Path) -> None:
+    (finding,) = Job().write(tmp_path / "job.json", [function(3_500, SAVE, LOAD)]).findings
+    assert finding.text == "Saving and loading a checkpoint takes 35% of each step (3.50 ms) in work (train.py:40)."
+    assert finding.do.startswith("pass the weights in memory")
+
+
+@pytest.mark.parametrize("inside", [[LOAD], [frame("torch/utils/data/_utils/fetch.py(50): fetch", 1_500, LOAD), SAVE]])
+def test_files_of_a_data_loader_are_no_checkpoint(tmp_path: Path, inside: list[Item]) -> None:
+    findings = Job().write(tmp_path / "job.json", [function(4_000, *inside)]).findings
+    assert {finding.rule: finding.time_us for finding in findings}["data-loading"] >= 900
+
+
 def test_other_thread_is_named(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     wait = frame("<built-in method acquire of _thread.lock object at 0x7f1>", 2_000)

@@ -11,6 +11,8 @@ from engine_job import WAIT, Batch, decode, write_fleet, write_server, write_tra
 
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.findings.finding import with_findings
+from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
 
@@ -43,7 +45,11 @@ RESUMED = Batch(ms=400, decodes=3, prefills=1, tokens=600, details="_resumed_1(5
 TAIL = [*decode(40, 10, 32), *decode(40, 9, 3)]
 TURNS = [*decode(10, 5, 1), Batch(ms=5, decodes=1, pause_ms=200), Batch(ms=8, prefills=1, tokens=30)] * 5
 
+WAVE = [Batch(ms=20, prefills=8, tokens=64), *decode(15, 10, 8), *decode(20, 9, 1)]
+SHARED_PREFIX = [Batch(ms=90, decodes=3, prefills=1, tokens=1200), *decode(1, 10, 4)] * 20
+
 CASES = {
+    "prefill-bound": (SHARED_PREFIX, LONG_PREFILL),
     "prefill-next-to-decode": (
         LONG_PREFILL,
         [*decode(30, 50, 3), Batch(ms=90, decodes=3, prefills=1, tokens=200), *decode(10, 50, 4)],
@@ -118,6 +124,32 @@ def test_prefill_batch_of_its_own_holds_the_running_requests(tmp_path: Path) -> 
 
     assert finding.text.startswith("A prefill of 1,800 tokens next to 3 decodes held them for 1,600 ms instead of 50.")
     assert finding.do.startswith("lower --chunked-prefill-size")
+
+
+def test_delay_that_also_happens_without_a_prefill_is_no_prefill(tmp_path: Path) -> None:
+    late = [Batch(ms=900, decodes=5) for _ in range(6)]
+    prefill = Batch(ms=800, decodes=5, prefills=1, tokens=24)
+    summary = one_server(tmp_path, [*decode(20, 10, 5), *late, prefill, *decode(20, 10, 5)])
+    assert "prefill-next-to-decode" not in {finding.rule for finding in summary.findings}
+
+
+def test_tails_of_several_waves_are_counted(tmp_path: Path) -> None:
+    finding = finding_of(one_server(tmp_path, WAVE * 3), "long-tail")
+    assert finding.text.startswith("3 tails of 181 ms (51% of the time) generate for 1.0 requests on average")
+
+
+def test_server_whose_load_rises_again_has_no_tail(tmp_path: Path) -> None:
+    summary = one_server(tmp_path, [*decode(20, 10, 8), *decode(20, 9, 1), *decode(20, 10, 8)])
+    assert "long-tail" not in {finding.rule for finding in summary.findings}
+
+
+def test_pauses_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
+    summary = one_server(tmp_path, decode(30, 10, 4, pause_ms=3))
+    load = HostLoad(wall_s=10, cpu_s=3, cpus=2, run_queue_s=5)
+    (rank,) = summary.ranks
+    busy = with_findings(attrs.evolve(summary, ranks=(attrs.evolve(rank, host_load=load),)))
+    assert "host-between-iterations" not in {finding.rule for finding in busy.findings}
+    assert state_of(busy, "host-between-iterations") == ("not_judged", "the machine was busy")
 
 
 def test_numbers_that_names_do_not_state_are_not_judged(tmp_path: Path) -> None:
