@@ -41,7 +41,7 @@ class _Cause:
     min_calls: int = 0
     """Minimum number of calls per step."""
     subject: Callable[[CauseTime, str], str]
-    """Returns the start of the text. The second argument names the calls, such as ``3 calls of aten::item per step``."""
+    """Returns the start of the text. The second argument is the result of `_calls`."""
     cure: Callable[[CauseTime], str]
     """Returns the suggested action."""
     is_certain: bool = False
@@ -142,14 +142,14 @@ _CAUSES = {
         rule="allocation",
         condition="Allocating or freeing device memory in the driver, over 2 % (msprof; TraceLens).",
         min_share=0.02,
-        subject=lambda one, calls: f"Allocating and freeing device memory ({calls}) takes",
+        subject=lambda _, calls: f"Allocating and freeing device memory ({calls}) takes",
         cure=_fixed("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         is_certain=True,
     ),
     causes.INITIALISATION: _Cause(
         rule="initialisation",
-        condition="Calls of the driver that take at least 50 ms while the device is idle, such as to create the context "
-        "or to load kernels, over 5 %.",
+        condition="Calls of the driver that take at least 50 ms while the device is idle, such as to create a context "
+        "or load kernels, over 5 %.",
         min_share=0.05,
         subject=_fixed("Initialising the device and loading kernels takes"),
         cure=_fixed("run a few steps before the recording, so that it contains no one-time work"),
@@ -215,7 +215,7 @@ _CAUSES = {
         condition="Reading at least 16 single values of CPU tensors, as .item() does, over 5 %.",
         min_share=0.05,
         min_calls=16,
-        subject=lambda one, calls: f"Reading single values of tensors ({calls}) takes",
+        subject=lambda _, calls: f"Reading single values of tensors ({calls}) takes",
         cure=_fixed("read all values at once with .tolist()"),
         is_certain=True,
     ),
@@ -223,7 +223,7 @@ _CAUSES = {
         rule="layout-copies",
         condition="Copies to another layout, data type or device by one function, over 10 %.",
         min_share=0.1,
-        subject=lambda one, calls: f"Copying tensors to another layout or data type ({calls}) takes",
+        subject=lambda _, calls: f"Copying tensors to another layout or data type ({calls}) takes",
         cure=lambda one: (
             "use channels_last for the model and its input: .to(memory_format=torch.channels_last)"
             if "conv" in (one.name or "").lower()
@@ -242,7 +242,7 @@ _CAUSES = {
         rule="new-buffers",
         condition="Allocating tensors and filling them with one value in one function, over 10 %.",
         min_share=0.1,
-        subject=lambda one, calls: f"Allocating and filling new tensors ({calls}) takes",
+        subject=lambda _, calls: f"Allocating and filling new tensors ({calls}) takes",
         cure=_fixed("allocate the tensor once and reuse it, or use torch.empty if all of it is overwritten"),
     ),
     causes.DEEP_COPY: _Cause(
@@ -296,7 +296,7 @@ _CAUSES = {
         rule="synchronisation",
         condition="Waits of the host for the device, whose removal saves over 5 % (nsys cuda_api_sync).",
         min_share=0.05,
-        subject=lambda one, calls: f"Waiting for the device ({calls}) takes the host",
+        subject=lambda _, calls: f"Waiting for the device ({calls}) takes the host",
         cure=_fixed("read values of tensors, as .item() does, only once in many steps"),
         is_certain=True,
     ),
@@ -304,7 +304,7 @@ _CAUSES = {
 _SMALL_COLLECTIVES = attrs.evolve(
     _CAUSES[causes.COMMUNICATION],
     rule="small-collectives",
-    subject=lambda one, calls: f"Communication without overlap ({calls}) takes",
+    subject=lambda _, calls: f"Communication without overlap ({calls}) takes",
     cure=lambda one: (
         "remove the barriers: collectives already wait for all ranks"
         if "barrier" in (one.name or "").lower()
@@ -558,8 +558,8 @@ def _unexplained(view: RankView, account: Account) -> Iterator[RankFinding]:
         yield draft(
             view,
             UNEXPLAINED,
-            f"For {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}), the trace shows no cause: the device "
-            "waits for work that was not recorded",
+            f"For {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}), the trace shows no cause: the "
+            "device waits for work that was not recorded",
             "record several complete steps, and all processes that use the device",
             time_us=time_us,
             step_us=step_us,

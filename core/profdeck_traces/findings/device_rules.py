@@ -24,7 +24,8 @@ from profdeck_traces.reading.event_names import is_pageable_copy
 
 DECODE_LAUNCH_BOUND = "decode-launch-bound"
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
-_SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
+_SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32|scudnn|simt_s\w*(?:prop|grad)")
+_PRODUCTS = ("gemm", "convolution")
 _TF32 = re.compile(r"tf32|tensorop_s\d+gemm")
 _WITHOUT_TF32 = re.compile(r"\b(?:volta|turing)_|_(?:volta|turing)_")
 """Kernels for devices whose tensor cores support FP16, but not TF32."""
@@ -181,21 +182,27 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
 
 
 def kernel_mix(view: RankView) -> Iterator[RankFinding]:
-    """FP32 matrix products, or pointwise work and copies over 25 % of all device work (torch-tb-profiler)."""
+    """FP32 matrix products and convolutions, or pointwise work and copies over 25 % of all device work
+    (torch-tb-profiler).
+    """
     total_us = view.kernel_us
     if not total_us or not view.rank.kernels:
         return
     of_class = {of.category: of.total_us for of in view.rank.categories}
-    single = sum(of.total_us for of in view.rank.kernels if of.category == "gemm" and _is_single(of.name.lower()))
-    if single > 0.2 * of_class.get("gemm", 0.0) and single > 0.05 * total_us:
+    products = [of for of in view.rank.kernels if of.category in _PRODUCTS]
+    products_us = sum(of_class.get(name, 0.0) for name in _PRODUCTS)
+    single = sum(of.total_us for of in products if _is_single(of.name.lower()))
+    if single > 0.2 * products_us and single > 0.05 * total_us:
         yield draft(
             view,
             "fp32-gemm",
-            f"{percent(single / of_class['gemm'])} of the matrix products run in FP32, {percent(single / total_us)} of "
-            "all device work",
+            f"{percent(single / products_us)} of the matrix products and convolutions run in FP32, "
+            f"{percent(single / total_us)} of all device work",
             "run the model in FP16: torch.autocast('cuda', torch.float16)"
-            if any(_WITHOUT_TF32.search(of.name) for of in view.rank.kernels)
-            else "allow TF32: torch.set_float32_matmul_precision('high')",
+            if any(_WITHOUT_TF32.search(of.name) for of in products)
+            else "allow TF32: torch.set_float32_matmul_precision('high')"
+            if any(of.category == "gemm" and _is_single(of.name.lower()) for of in products)
+            else "allow TF32: torch.backends.cudnn.allow_tf32 = True",
             gain_us=min(view.per_step(single), _device_path_us(view)) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)

@@ -34,7 +34,9 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """Report steps if the longest takes over 1.25 times the median, or if steps deviate from the median by over 10 %.
 
     If the host runs ahead of the device, the steps last until their device work ends. On the host, such steps are short
-    until the launch queue is full. A longest step below twice the median counts only if the mean exceeds the median by over 5 %.
+    until the launch queue is full.
+
+    A longest step below twice the median counts only if the mean exceeds the median by over 5 %.
     If the FLOPs of the longest step explain its duration, report uneven batches instead. Report decode iterations
     with a p99 over twice the median.
     """

@@ -487,7 +487,7 @@ def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
 
 
 def _sends_all_to_all(view: RankView) -> bool:
-    """Return whether the sends and receives of a rank belong to all-to-alls, for which NCCL has no kernel of its own."""
+    """Return whether the sends and receives of a rank belong to all-to-alls, which NCCL runs as sends."""
     names = {call.name for call in view.rank.collectives}
     names |= {of.name.removeprefix("nccl:") for of in view.rank.annotations if of.name.startswith("nccl:")}
     return any(map(_is_all_to_all, names)) and not any(map(is_message, names))
