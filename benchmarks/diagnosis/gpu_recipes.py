@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.diagnosis.gpu_jobs import PAGEABLE, SAMPLER, Engine, Experts, GpuJob, Pipeline, Training
 from benchmarks.diagnosis.recipe import Kind, Recipe, Recipes, Truth
-from benchmarks.diagnosis.simulated_gpu import COMPUTE, ELEMENTWISE, GEMMS, Gpu, mean_step_us, simulate, write
+from benchmarks.diagnosis.simulated_gpu import COMPUTE, COPIES, ELEMENTWISE, GEMMS, Gpu, mean_step_us, simulate, write
 
 RECIPES = Recipes(Kind.GPU)
 COPY_KERNEL = (
@@ -319,6 +319,74 @@ def puce(job: Training) -> None:
     job.places = ()
 
 
+@RECIPES.planted("offloaded-activations", rules="exposed-copies", cure="overlap|stream|non_blocking")
+def sand(job: Training) -> None:
+    """Each step copies activations to pinned memory on a separate stream, and the update waits for them."""
+    copy_us = job.random.uniform(3500, 5000)
+
+    def offload(gpu: Gpu) -> None:
+        gpu.depend(COPIES, COMPUTE)
+        gpu.copy("Memcpy DtoH (Device -> Pinned)", copy_us, stream=COPIES, size=int(copy_us * 24e3))
+        gpu.depend(COMPUTE, COPIES)
+
+    job.at("backward", offload)
+
+
+@RECIPES.planted("offloaded-gradients", rules="exposed-copies", cure="overlap|stream|non_blocking")
+def sage(job: Training) -> None:
+    """The host copies each gradient to pinned memory and waits for each copy."""
+    copy_us = job.random.uniform(400, 600)
+
+    def offload(gpu: Gpu) -> None:
+        for _ in range(10):
+            gpu.copy("Memcpy DtoH (Device -> Pinned)", copy_us, size=int(copy_us * 24e3))
+            gpu.sync(COMPUTE)
+
+    job.at("backward", offload)
+
+
+@RECIPES.planted("convolution-layout", rules="layout-copies", cure="channels_last")
+def saffron(job: Training) -> None:
+    """Convolutions convert their input to another memory layout, and their output back."""
+    kernel_us = job.random.uniform(150, 200)
+
+    def convolve(gpu: Gpu) -> None:
+        for name in ("nchwToNhwcKernel", "nhwcToNchwKernel"):
+            kernel = f"void cudnn::ops::{name}<__nv_bfloat16, __nv_bfloat16, float>(cudnn::ops::params_t<float>)"
+            with gpu.scope("cpu_op", "aten::conv2d"):
+                gpu.launch(kernel, kernel_us, op="aten::cudnn_convolution")
+
+    job.at("layer", convolve)
+
+
+@RECIPES.planted("printed-tensors", rules="output", cure="log less|less often")
+def scarlet(job: Training) -> None:
+    """Each step prints a tensor, which reads many single values."""
+    count = job.random.randint(60, 90)
+
+    def show(gpu: Gpu) -> None:
+        with gpu.frame("train.py(91): report"), gpu.frame("torch/_tensor_str.py(330): _tensor_str"):
+            for _ in range(count):
+                gpu.item()
+                gpu.idle(20)
+
+    job.at("update", show)
+
+
+@RECIPES.planted("profiler-buffers", rules="profiler", cure="record|stacks|shapes", has_cost=False)
+def sorrel(job: Training) -> None:
+    """Launches wait while the profiler flushes its buffers."""
+    flush_us = job.random.uniform(1200, 1800)
+
+    def flush(gpu: Gpu) -> None:
+        begin = gpu.now
+        gpu.op("aten::view", flush_us)
+        gpu.add("overhead", "Buffer Flush", begin + 1, gpu.now - 1)
+
+    job.at("layer", flush)
+    job.places = ()
+
+
 # Multiple ranks.
 
 
@@ -554,6 +622,21 @@ def white(_: Training) -> None:
 @RECIPES.control("no-wait-in-step", sizes={"reads_loss": False})
 def whey(_: Training) -> None:
     """The host never waits for the device."""
+
+
+@RECIPES.control("run-ahead", sizes={"reads_loss": False, "product_us": (400, 500)}, steps=14)
+def wattle(job: Training) -> None:
+    """The host runs ahead until the launch queue is full."""
+    job.at("layer", lambda gpu: [gpu.launch(GEMMS[0], 60) for _ in range(6)] and None)
+
+
+@RECIPES.control("tf32-products")
+def wick(job: Training) -> None:
+    """The matrix products have float32 operands, and run in TF32."""
+    job.products = (
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x8_execute_kernel",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x128_16x3_tn_align4>(Params)",
+    )
 
 
 @RECIPES.control("overlapped-ranks", ranks=4)

@@ -11,6 +11,7 @@ import gzip
 import json
 import random
 import statistics
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ import attrs
 
 MAIN_THREAD, COMPUTE, COPIES, COMMUNICATION = 4001, 7, 14, 20
 _LATENCY_US, _GAP_US, _CALL_US = 6.0, 1.0, 4.0
+_MAX_QUEUED = 1022
+"""Number of unfinished kernels and copies after which a launch waits."""
 GEMMS = (
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
     "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn",
@@ -66,10 +69,13 @@ class Gpu:
     sequence: int = 0
     """Next autograd sequence number."""
     _correlation: int = 1000
+    _queued: dict[int, deque[float]] = attrs.field(factory=dict)
+    """End times of the latest kernels and copies of each stream."""
 
     def add(self, category: str, name: str, begin: float, end: float, tid: int = MAIN_THREAD, **args: Any) -> None:
         """Add an event to the trace."""
         pid = self.rank if category in {"kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"} else 4000
+        pid, tid = (-1, 0) if category == "overhead" else (pid, tid)
         times = {"ts": round(begin, 3), "dur": round(max(0.0, end - begin), 3)}
         self.events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args, **times})
 
@@ -190,10 +196,13 @@ class Gpu:
     def _enqueue(
         self, category: str, name: str, duration: float, stream: int, *, waits: bool = False, **args: Any
     ) -> None:
+        queue = self._queued.setdefault(stream, deque(maxlen=_MAX_QUEUED))
+        oldest_end = queue[0] if len(queue) == _MAX_QUEUED else 0.0
         begin = max(self.now + _LATENCY_US, self.free.get(stream, 0.0) + _GAP_US)
         end = begin + duration
         call = "cudaLaunchKernel" if category == "kernel" else "cudaMemcpyAsync"
-        correlation = self._call(call, end + 2 if waits else self.now + _CALL_US)
+        correlation = self._call(call, end + 2 if waits else max(self.now + _CALL_US, oldest_end))
+        queue.append(end)
         self._device(category, name, (begin, end), stream, correlation=correlation, **args)
 
     def _device(self, category: str, name: str, times: tuple[float, float], stream: int, **args: Any) -> None:

@@ -18,7 +18,7 @@ from profdeck_traces.account.gain import Gain, Replay
 from profdeck_traces.account.host_threads import INITIAL_NS, State
 from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.account.row_kinds import SYNCS, RowKind
+from profdeck_traces.account.row_kinds import CONTEXTS, LAST_CALL, SYNCS, RowKind
 from profdeck_traces.account.step_patterns import (
     between_compiled_regions,
     callers,
@@ -35,7 +35,7 @@ from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
-from profdeck_traces.reading.columns import ANNOTATION, PYTHON
+from profdeck_traces.reading.columns import ANNOTATION, PROFILER_OVERHEAD, PYTHON
 from profdeck_traces.reading.event_names import (
     is_checkpoint_load,
     is_event_loop_wait,
@@ -52,12 +52,14 @@ FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copie
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
-NEW_BUFFERS, DEEP_COPY = "new-buffers", "deep-copies"
+NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES = "new-buffers", "deep-copies", "exposed-copies"
+INITIALISATION = "initialisation"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
-    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY,
+    PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES,
+    INITIALISATION,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -80,6 +82,7 @@ _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, Owner
 """Kinds of owners whose cause depends on the event. A device gap belongs to the event after it."""
 _IN_COLLECTIVE = (*_BY_EVENT, OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_THREAD)
 """Kinds of owners of the time of a collective on the host."""
+_HOST_KINDS = [kind for kind in OwnerKind if kind.side == "host" and kind != OwnerKind.PROFILER]
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
 _FILLED = frozenset(
@@ -89,6 +92,11 @@ _FILLED = frozenset(
 )
 """Operators that allocate a tensor and fill it with one value."""
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
+_LAYOUT_KERNEL = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
+"""Kernels in which convolutions copy tensors to the layout that they require."""
+_HOST_COPY = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost")
+_LOADING = re.compile(r"Module Loading|Function Loading")
+"""Overhead records for the driver's work instead of the profiler's."""
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+)/|<built-in|nn\.Module: ")
 _ISSUES_COLLECTIVE = re.compile(
@@ -96,6 +104,7 @@ _ISSUES_COLLECTIVE = re.compile(
     r"|<built-in method wait of (?:pybind|PyCapsule|torch\._C\._distributed)"
 )
 """Operators and functions that start a collective or wait for it, and convert its objects to tensors."""
+_MIN_INITIAL_NS, _MAX_INITIAL_BUSY = 50_000_000, 0.1
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 _MAX_AWAITED = 32
@@ -117,7 +126,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64, SMALL,
+        COMMUNICATION, FLOAT64, SMALL, INITIALISATION,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -126,6 +135,8 @@ _IS_BY_EVENT[list(_BY_EVENT)] = True
 _CODE_OF_KIND = np.zeros(256, np.uint8)
 _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
+_WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT))
+"""Codes of causes that include their waits for the device, such as to print a tensor."""
 
 
 class PathCauses:
@@ -158,9 +169,17 @@ class PathCauses:
         self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
         self._syncs = np.zeros(0, np.int32) if self._is_sync is None else np.flatnonzero(self._is_sync).astype(np.int32)
         self._syncs = self._syncs[np.argsort(names.events.start_ns[self._syncs], kind="stable")]
+        self._sync_code = _sync_codes(names, kinds, self._syncs)
+        self._is_wait = np.zeros(names.events.complete + 1, np.bool_)
+        self._is_wait[self._syncs] = True
         self._sync_start = names.events.start_ns[self._syncs]
         self._sync_end = self._sync_start + names.events.duration_ns[self._syncs]
         self._latest_end = np.maximum.accumulate(self._sync_end)
+        is_own = (kinds == RowKind.OVERHEAD) & names.events.has_category({PROFILER_OVERHEAD})
+        is_own &= ~names.events.with_name(is_own, lambda name: _LOADING.search(name) is not None)
+        is_host = (kinds >= RowKind.OPERATOR) & (kinds <= LAST_CALL) & ~is_own & (kinds != RowKind.OVERHEAD)
+        is_own &= ~np.isin(names.events.track, np.unique(names.events.track[is_host]))
+        self._overhead_rows = np.flatnonzero(is_own).astype(np.int32)
         self._counted_until: int | None = None
         self._groups: dict[_Key, _Group] = {}
         self._merged: dict[_Key, _Group] | None = None
@@ -171,9 +190,12 @@ class PathCauses:
     def add(self, window: PathWindow) -> None:
         """Add the critical path of a window."""
         recording = window.recording
-        batch = self._other_threads(window)
+        batch = [*self._other_threads(window), *self._overheads(window)]
         count = 0
-        for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
+        host_ends = recording.borders.host_ends.tolist()
+        for index, ((begin, end, path), is_used) in enumerate(
+            zip(recording.parts(), window.is_used.tolist(), strict=True)
+        ):
             if is_used and len(path):
                 of_step = self._path_rows(path, window), self._synchronisations(begin, end)
                 self._counted_until = end
@@ -182,7 +204,8 @@ class PathCauses:
                 self._step_ns.append(end - begin)
                 if self._flops is not None:
                     starts, flops = self._flops
-                    first, last = starts.searchsorted([begin, end])
+                    # If steps end when their device work ends, the host runs the operators of a step earlier.
+                    first, last = starts.searchsorted(host_ends[index : index + 2])
                     self._step_flops.append(float(flops[last] - flops[first]))
                 if count >= _BATCH:
                     self._add_rows(batch)
@@ -204,7 +227,11 @@ class PathCauses:
                     replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
             elif key.cause == _code(COMMUNICATION) and self._in_collective is not None:
                 replay.add_gain_of(group.gain, _IN_COLLECTIVE, self._in_collective[rows])
-            elif key.cause == _code(CONTENTION):
+            elif key.cause in _WITH_WAITS and (self._sync_code == key.cause).any():
+                is_wait = np.zeros(len(self._label), np.bool_)
+                is_wait[self._syncs[self._sync_code == key.cause]] = True
+                replay.add_gain_without_waits(group.gain, is_wait[rows], _OF_CODE[key.cause], is_place)
+            elif key.cause == _code(CONTENTION) or (key.cause == _code(PROFILER) and len(self._overhead_rows)):
                 group.gain.is_known = False
             elif _OF_CODE.get(key.cause):
                 replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
@@ -233,6 +260,7 @@ class PathCauses:
         code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
         if self._in_collective is not None:
             code[(kind == OwnerKind.WAIT_FOR_THREAD) & self._in_collective[row]] = _code(COMMUNICATION)
+        code[self._is_wait[row] & np.isin(code, _WITH_WAITS)] = 0  # `_synchronisations` adds these
         members = np.flatnonzero(code)
         row, time = row[members], (path.end - path.begin)[members]
         threads, source = window.recording.threads, row.copy()
@@ -247,7 +275,7 @@ class PathCauses:
         return _StepRows(len(self._step_ns), code[members], row, time, source)
 
     def _synchronisations(self, begin: int, end: int) -> _StepRows:
-        """Return the synchronisations that start in the next step.
+        """Return the synchronisations that start in the next step, with the cause of each.
 
         If the step before is not counted, include its synchronisations that end later. Their time starts at `begin`.
         """
@@ -256,7 +284,7 @@ class PathCauses:
         if self._counted_until != begin:
             earlier = np.arange(self._latest_end.searchsorted(begin, side="right"), first)
             members = np.append(earlier[self._sync_end[earlier] > begin], members)
-        code = np.full(len(members), _code(SYNCHRONISATION), np.uint8)
+        code = self._sync_code[members]
         time = self._sync_end[members] - np.maximum(self._sync_start[members], begin)
         return _StepRows(len(self._step_ns), code, self._syncs[members], time, self._syncs[members])
 
@@ -295,6 +323,29 @@ class PathCauses:
             time = overlap[of_step].astype(np.int64)
             rows.append(_StepRows(number, code[of_step], row[of_step], time, row[of_step]))
         return rows
+
+    def _overheads(self, window: PathWindow) -> list[_StepRows]:
+        """Return the profiler's work that Kineto records outside the threads, such as to request a buffer.
+
+        It delays the host call that runs at the same time. Only its overlap with host time on the path counts.
+        """
+        path, rows = window.recording.path, self._overhead_rows
+        own = np.flatnonzero(np.isin(path.kind, _HOST_KINDS))
+        if not len(rows) or not len(own):
+            return []
+        times = np.stack([path.begin[own], path.end[own]], axis=1).ravel()
+        until = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))
+        starts, ends = self._names.events.start_ns[rows], self._names.events.end_ns[rows]
+        overlap = np.diff(np.interp(np.stack([starts, ends]), times, until), axis=0)[0].astype(np.int64)
+        step = window.recording.borders.times.searchsorted(starts, side="right") - 1
+        parts = zip(window.recording.parts(), window.is_used.tolist(), strict=True)
+        used = [index for index, ((_, _, part), is_used) in enumerate(parts) if is_used and len(part)]
+        found = []
+        for number, index in enumerate(used, len(self._step_ns)):
+            of_step = np.flatnonzero((step == index) & (overlap > 0))
+            code = np.full(len(of_step), _code(PROFILER), np.uint8)
+            found.append(_StepRows(number, code, rows[of_step], overlap[of_step], rows[of_step]))
+        return found
 
     def _add_rows(self, batch: Sequence[_StepRows]) -> None:
         """Add the time of the rows of some steps to their groups."""
@@ -472,6 +523,15 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
     return is_changed
 
 
+def _sync_codes(names: Attribution, kinds: _Codes, syncs: _Rows) -> _Codes:
+    """Return the cause code of each synchronisation. Waits in output or checkpoints belong to the code around them."""
+    codes = np.full(len(syncs), _code(SYNCHRONISATION), np.uint8)
+    for code in _WITH_WAITS:
+        (kind,) = _OF_CODE[code]
+        codes[names.events.innermost(np.isin(kinds, CONTEXTS[kind]))[syncs] >= 0] = code
+    return codes
+
+
 def _cumulative_flops(names: Attribution, calls: CountedCalls) -> tuple[Int, NDArray[np.float64]]:
     """Return the sorted start times of the calls, and the cumulative FLOPs before each call and after the last one."""
     starts = names.events.start_ns[calls.row]
@@ -595,7 +655,10 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     transfers[head[kinds == RowKind.COPY_CALL]] = True
     label[transfers[head] & (label == _code(LAYOUT))] = 0
     is_device = kinds >= RowKind.KERNEL
-    label[events.with_name(kinds == RowKind.COPY, is_pageable_copy) & (label == 0)] = _code(PAGEABLE)
+    is_host_copy = events.with_name(kinds == RowKind.COPY, lambda name: _HOST_COPY.search(name) is not None)
+    label[is_host_copy & (label == 0)] = _code(EXPOSED_COPIES)
+    label[events.with_name(is_host_copy, is_pageable_copy) & (label == _code(EXPOSED_COPIES))] = _code(PAGEABLE)
+    label[events.with_name(is_device, lambda name: _LAYOUT_KERNEL.search(name) is not None)] = _code(LAYOUT)
     if names.has_frames or not is_device.any():
         # A graph is launched by a single call, so a loop over its operators takes no time on the host.
         label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)
@@ -603,6 +666,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
     # Calls that free memory can wait for the device. This wait is included.
     label[np.isin(kinds, (RowKind.ALLOCATION, RowKind.FREE))] = _code(ALLOCATION)
+    label[_initialisations(names, kinds)] = _code(INITIALISATION)
     label[small_kernels(names, kinds) & (label == 0)] = _code(SMALL)
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
     in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
@@ -613,6 +677,24 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     if in_collective is not None:
         label[in_collective[:-1]] = _code(COMMUNICATION)
     return label
+
+
+def _initialisations(names: Attribution, kinds: _Codes) -> Mask:
+    """Return a mask of the runtime calls in which the driver creates a context or loads code.
+
+    These calls take at least 50 ms, while the device does almost nothing for which they could wait.
+    """
+    events = names.events
+    calls = (kinds >= RowKind.CALL) & (kinds <= LAST_CALL) & ~np.isin(kinds, SYNCS)
+    rows = np.flatnonzero(calls & (events.duration_ns >= _MIN_INITIAL_NS))
+    found = np.zeros(events.complete, np.bool_)
+    if len(rows):
+        work = np.flatnonzero(kinds >= RowKind.KERNEL)
+        for row in rows.tolist():
+            begin, end = int(events.start_ns[row]), int(events.end_ns[row])
+            busy_ns = np.minimum(events.end_ns[work], end) - np.maximum(events.start_ns[work], begin)
+            found[row] = busy_ns[busy_ns > 0].sum() < _MAX_INITIAL_BUSY * (end - begin)
+    return found
 
 
 def _is_float64(names: Attribution) -> Mask:

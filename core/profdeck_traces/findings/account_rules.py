@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from profdeck_traces.account import causes
+from profdeck_traces.account.borders import RECORDING
 from profdeck_traces.account.model import Account, CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.step_patterns import is_compiled_region
@@ -48,8 +49,8 @@ class _Cause:
     """Minimum gain, as a fraction of the step."""
     min_calls: int = 0
     """Minimum number of calls per step."""
-    subject: Callable[[CauseTime, float], str]
-    """Returns the start of the text. The second argument is the number of calls per step."""
+    subject: Callable[[CauseTime, str], str]
+    """Returns the start of the text. The second argument is the result of `_calls`."""
     cure: Callable[[CauseTime, float], str]
     """Returns the suggested action. The second argument is the number of calls per step."""
     is_certain: bool = False
@@ -72,9 +73,12 @@ def _name(one: CauseTime) -> str:
     return frame[2] if frame else (one.name or "").removeprefix("<").removesuffix(">")
 
 
-def _calls(one: CauseTime, per_step: float) -> str:
+def _calls(one: CauseTime, account: Account) -> str:
+    """Return the number of calls per step, or of all calls if most steps have none, and their name."""
+    per_step = one.calls / account.steps
     count = round(per_step) if per_step >= 1 else one.calls
-    return f"{plural(count, 'call')} of {_name(one)}{' per step' if per_step >= 1 else ''}"
+    unit = {RECORDING: "", ITERATION: " per iteration"}.get(account.basis, " per step")
+    return f"{plural(count, 'call')} of {_name(one)}{unit if per_step >= 1 else ''}"
 
 
 def _module(one: CauseTime) -> str:
@@ -173,9 +177,17 @@ _CAUSES = {
         rule="allocation",
         condition="Allocating or freeing device memory in the driver, over 2 % (msprof; TraceLens).",
         min_share=0.02,
-        subject=lambda one, calls: f"Allocating and freeing device memory ({_calls(one, calls)}) takes",
+        subject=lambda _, calls: f"Allocating and freeing device memory ({calls}) takes",
         cure=_fixed("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         is_certain=True,
+    ),
+    causes.INITIALISATION: _Cause(
+        rule="initialisation",
+        condition="Calls of the driver that take at least 50 ms while the device is idle, such as to create a context "
+        "or load kernels, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Initialising the device and loading kernels takes"),
+        cure=_fixed("run a few steps before the recording, so that it contains no one-time work"),
     ),
     causes.PROFILER: _Cause(
         rule="profiler",
@@ -242,7 +254,7 @@ _CAUSES = {
         condition="Reading at least 16 single values of CPU tensors, as .item() does, over 5 %.",
         min_share=0.05,
         min_calls=16,
-        subject=lambda one, calls: f"Reading single values of tensors ({_calls(one, calls)}) takes",
+        subject=lambda _, calls: f"Reading single values of tensors ({calls}) takes",
         cure=_fixed("read all values at once with .tolist()"),
         is_certain=True,
     ),
@@ -250,14 +262,26 @@ _CAUSES = {
         rule="layout-copies",
         condition="Copies to another layout, data type or device by one function, over 10 %.",
         min_share=0.1,
-        subject=lambda one, calls: f"Copying tensors to another layout or data type ({_calls(one, calls)}) takes",
-        cure=_fixed("copy once before the loop, or let the operators read the original layout"),
+        subject=lambda _, calls: f"Copying tensors to another layout or data type ({calls}) takes",
+        cure=lambda one: (
+            "use channels_last for the model and its input: .to(memory_format=torch.channels_last)"
+            if "conv" in (one.name or "").lower()
+            else "copy once before the loop, or let the operators read the original layout"
+        ),
+    ),
+    causes.EXPOSED_COPIES: _Cause(
+        rule="exposed-copies",
+        condition="Copies between the host and a device, from or to pinned memory, for which the device or the host "
+        "waits, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Copies between the host and the device, without overlap, take"),
+        cure=_fixed("copy on a separate stream with non_blocking=True while kernels run, and wait just before the use"),
     ),
     causes.NEW_BUFFERS: _Cause(
         rule="new-buffers",
         condition="Allocating tensors and filling them with one value in one function, over 10 %.",
         min_share=0.1,
-        subject=lambda one, calls: f"Allocating and filling new tensors ({_calls(one, calls)}) takes",
+        subject=lambda _, calls: f"Allocating and filling new tensors ({calls}) takes",
         cure=_fixed("allocate the tensor once and reuse it, or use torch.empty if all of it is overwritten"),
     ),
     causes.DEEP_COPY: _Cause(
@@ -276,7 +300,7 @@ _CAUSES = {
         "Without stacks, a stage or step runs it 512 times.",
         min_share=0.05,
         subject=lambda one, calls: (
-            f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
+            f"{'A Python loop over' if one.line else 'Running'} small operators ({calls}) takes"
         ),
         cure=lambda one, _: (
             "replace the loop with one operator on the entire tensor, or on all tensors with torch._foreach_*"
@@ -313,7 +337,7 @@ _CAUSES = {
         rule="synchronisation",
         condition="Waits of the host for the device, whose removal saves over 5 % (nsys cuda_api_sync).",
         min_share=0.05,
-        subject=lambda one, calls: f"Waiting for the device ({_calls(one, calls)}) takes the host",
+        subject=lambda _, calls: f"Waiting for the device ({calls}) takes the host",
         cure=_fixed("read values of tensors, as .item() does, only once in many steps"),
         is_certain=True,
     ),
@@ -321,7 +345,7 @@ _CAUSES = {
 _SMALL_COLLECTIVES = attrs.evolve(
     _CAUSES[causes.COMMUNICATION],
     rule="small-collectives",
-    subject=lambda one, calls: f"Communication without overlap ({_calls(one, calls)}) takes",
+    subject=lambda _, calls: f"Communication without overlap ({calls}) takes",
     cure=lambda one, _: (
         "remove the barriers: collectives already wait for all ranks"
         if "barrier" in (one.name or "").lower()
@@ -333,7 +357,7 @@ _MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 5_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
 _MIN_EVENT_LOOP = 0.2
-_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED})
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED, causes.EXPOSED_COPIES})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -350,6 +374,7 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
             _gain_us(view, account, one, cause), cause.min_share, step_us
         )
         yield NotJudged(cause.rule, WAITED_FOR_CPU) if is_unknown else _finding(view, account, one, cause)
+    yield from _unexplained(view, account)
     yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
 
@@ -373,10 +398,11 @@ def small_kernels_us(view: RankView) -> float | None:
     return sum(gains) / account.steps if account and is_known else None
 
 
-def stage_of(view: RankView, cause: str) -> str | None:
-    """Return the stage in which a cause takes the most time, or ``None`` if it is unknown."""
+def main_place(view: RankView, cause: str) -> tuple[str | None, str | None]:
+    """Return the stage and the line in which a cause takes the most time. Each is ``None`` if it is unknown."""
     account = view.rank.account
-    return next((one.annotation for one in account.causes if one.cause == cause), None) if account else None
+    of_cause = (one for one in account.causes if one.cause == cause) if account else iter(())
+    return next(((one.annotation, one.line) for one in of_cause), (None, None))
 
 
 def explains_step(view: RankView, account: Account, step: int) -> bool:
@@ -434,7 +460,8 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     """
     gain_us = one.time_us if one.gain_us is None else one.gain_us
     gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
-    if not view.rank.devices or one.cause in _ON_DEVICE:
+    # Before the first initialisation ends, the device has no work, so it is not counted as idle.
+    if not view.rank.devices or one.cause in _ON_DEVICE or one.cause == causes.INITIALISATION:
         return gain_us
     if one.cause == causes.ALLOCATION:
         return min(gain_us, view.idle.get("allocating", 0.0))
@@ -465,9 +492,8 @@ def _is_backward(one: CauseTime) -> bool:
 def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> RankFinding:
     step_us, steps = account.time_us / account.steps, account.steps
     time_us, gain_us = one.time_us / steps, _gain_us(view, account, one, cause)
-    calls = one.calls / steps
     bursts = _bursts(one)
-    subject = f"{cause.subject(one, calls)}"
+    subject = cause.subject(one, _calls(one, account))
     if bursts:
         text = f"{subject} {_burst_text(view, one, bursts)}{_where(one)}"
     else:
@@ -500,7 +526,7 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
 def _each(account: Account) -> str:
     return (
         "the recording"
-        if account.basis == "recording"
+        if account.basis == RECORDING
         else "each iteration"
         if account.basis == ITERATION
         else "each step"
@@ -566,6 +592,24 @@ def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is
     return cause.cure(one, one.calls / account.steps)
 
 
+def _unexplained(view: RankView, account: Account) -> Iterator[RankFinding]:
+    """Yield a finding if the trace shows no cause for over 30 % of the time."""
+    time_us = sum(owner.time_us for owner in account.owners if owner.kind in _UNEXPLAINED) / account.steps
+    step_us = account.time_us / account.steps
+    if time_us > _MIN_UNEXPLAINED * step_us:
+        yield draft(
+            view,
+            UNEXPLAINED,
+            f"For {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}), the trace shows no cause: the "
+            "device waits for work that was not recorded",
+            "record several complete steps, and all processes that use the device",
+            time_us=time_us,
+            step_us=step_us,
+        )
+
+
+UNEXPLAINED, _MIN_UNEXPLAINED = "unexplained", 0.3
+_UNEXPLAINED = frozenset({OwnerKind.DEVICE_HELD.label, OwnerKind.NOT_RECORDED.label})
 _WITHOUT_STACKS = ("idle-stage", "outside-operators")
 _MIN_OUTSIDE, _MIN_IDLE_STAGE = 0.3, 0.1
 
@@ -660,7 +704,7 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
         yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))
 
 
-ALL_CAUSES = (*RULES_OF_CAUSES, *_WITHOUT_STACKS, "padding")
+ALL_CAUSES = (*RULES_OF_CAUSES, *_WITHOUT_STACKS, UNEXPLAINED, "padding")
 RULES = {account_causes: ALL_CAUSES}
 """Rules, with the causes that each one looks for."""
 

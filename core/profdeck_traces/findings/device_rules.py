@@ -11,25 +11,37 @@ import re
 from collections.abc import Iterator
 
 from profdeck_traces.account import causes
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.step_patterns import MAX_SMALL_KERNEL_US
 from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
-from profdeck_traces.findings.account_rules import explained_us, gain_from, small_kernels_us, stage_of
+from profdeck_traces.attribution.frames import parse_frame
+from profdeck_traces.findings.account_rules import explained_us, gain_from, main_place, small_kernels_us
 from profdeck_traces.findings.cures import engine_cure
-from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_pageable_copy
 
+DECODE_LAUNCH_BOUND = "decode-launch-bound"
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
-_SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
+_SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32|scudnn|simt_s\w*(?:prop|grad)")
+_PRODUCTS = ("gemm", "convolution")
+_TF32 = re.compile(r"tf32|tensorop_s\d+gemm")
+_WITHOUT_TF32 = re.compile(r"\b(?:volta|turing)_|_(?:volta|turing)_")
+"""Kernels for devices whose tensor cores support FP16, but not TF32."""
 _MIN_BYTES = 1_000
 _POINTWISE = ("elementwise", "activation", "copy")
 
 
-def host_bound(view: RankView) -> Iterator[RankFinding]:
+def host_bound(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """Idle for more than 15 % of the step, and the host is busy for at least 60 % of that time (HTA idle time;
     TraceLens). Host time that another finding explains does not count.
+
+    If most launches have no device work, as during the capture of a graph, the device's idle time means nothing.
     """
+    if 2 * view.rank.launches_without_work > view.rank.launches:
+        yield NotJudged("host-bound", "most launches have no device work, as in the capture of a CUDA graph")
+        return
     of_host = sum(view.idle.get(cause, 0.0) for cause in HOST_CAUSES)
     is_host = view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us
     of_host -= explained_us(view)
@@ -42,7 +54,11 @@ def host_bound(view: RankView) -> Iterator[RankFinding]:
             f"{ms(view.step_us)}), most of it while the host is {_doing(main)}",
             "move this Python code out of the step"
             if main == HOST_CAUSES[2]
-            else "launch fewer kernels: torch.compile(mode='reduce-overhead') captures CUDA graphs",
+            else engine_cure(
+                view.rank.engine,
+                DECODE_LAUNCH_BOUND,
+                "launch fewer kernels: torch.compile(mode='reduce-overhead') captures CUDA graphs",
+            ),
             gain_us=of_host,
         )
 
@@ -62,10 +78,10 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
     if device_us < 0.7 * total_us:
         yield draft(
             view,
-            "decode-launch-bound",
+            DECODE_LAUNCH_BOUND,
             f"In decode iterations, the device is busy {percent(device_us / total_us)} of the time, and no CUDA "
             f"graphs are launched",
-            engine_cure(view.rank.engine, "decode-launch-bound", "let the engine capture CUDA graphs"),
+            engine_cure(view.rank.engine, DECODE_LAUNCH_BOUND, "let the engine capture CUDA graphs"),
             gain_us=(total_us - device_us) / len(steps),
             step_us=total_us / len(steps),
             evidence=view.evidence(steps[len(steps) // 2]),
@@ -82,7 +98,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
         return
     overlap = 1 - view.of_devices("exposed_communication_us") / communication
     exposed = view.exposed_communication_us
-    stage = stage_of(view, causes.COMMUNICATION)
+    stage, line = main_place(view, causes.COMMUNICATION)
     if exposed > 0.1 * view.step_us:
         yield draft(
             view,
@@ -92,6 +108,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
             _overlap_cure(view),
             gain_us=exposed,
             stage=stage,
+            line=line,
         )
     elif overlap < 0.5 and view.of_devices("compute_us") >= communication > view.step_us / 20:
         yield draft(
@@ -126,18 +143,21 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
     if share > 0.005:
         count = sum(copy.count for copy in copies)
         longest = max(copies, key=lambda copy: copy.total_us)
-        stage = stage_of(view, causes.PAGEABLE)
+        stage, line = main_place(view, causes.PAGEABLE)
+        frame = parse_frame(line) if line else None
+        place = f"{frame[2]} ({frame[0]}:{frame[1]})" if frame else stage
         yield draft(
             view,
             "pageable-copies",
             f"{count:,} copies use pageable memory ({percent(share)} of the time"
-            f"{f', most of it in {stage}' if stage else ''}). They block the host and do not "
+            f"{f', most of it in {place}' if place else ''}). They block the host and do not "
             "overlap with other work",
             "copy to pinned memory with non_blocking=True, or copy less often"
             if "-> Pageable" in longest.name
             else "pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)",
             gain_us=share * view.step_us,
             stage=stage,
+            line=line,
         )
 
 
@@ -162,32 +182,40 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
 
 
 def kernel_mix(view: RankView) -> Iterator[RankFinding]:
-    """FP32 matrix products, or pointwise work and copies over 35 % of all device work (torch-tb-profiler)."""
+    """FP32 matrix products and convolutions, or pointwise work and copies over 25 % of all device work
+    (torch-tb-profiler).
+    """
     total_us = view.kernel_us
     if not total_us or not view.rank.kernels:
         return
     of_class = {of.category: of.total_us for of in view.rank.categories}
-    single = sum(of.total_us for of in view.rank.kernels if of.category == "gemm" and _SINGLE.search(of.name.lower()))
-    if single > 0.2 * of_class.get("gemm", 0.0) and single > 0.05 * total_us:
+    products = [of for of in view.rank.kernels if of.category in _PRODUCTS]
+    products_us = sum(of_class.get(name, 0.0) for name in _PRODUCTS)
+    single = sum(of.total_us for of in products if _is_single(of.name.lower()))
+    if single > 0.2 * products_us and single > 0.05 * total_us:
         yield draft(
             view,
             "fp32-gemm",
-            f"{percent(single / of_class['gemm'])} of the matrix products run in FP32, {percent(single / total_us)} of "
-            "all device work",
-            "allow TF32: torch.set_float32_matmul_precision('high')",
-            gain_us=view.per_step(single) / 2,
+            f"{percent(single / products_us)} of the matrix products and convolutions run in FP32, "
+            f"{percent(single / total_us)} of all device work",
+            "run the model in FP16: torch.autocast('cuda', torch.float16)"
+            if any(_WITHOUT_TF32.search(of.name) for of in products)
+            else "allow TF32: torch.set_float32_matmul_precision('high')"
+            if any(of.category == "gemm" and _is_single(of.name.lower()) for of in products)
+            else "allow TF32: torch.backends.cudnn.allow_tf32 = True",
+            gain_us=min(view.per_step(single), _device_path_us(view)) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
     # Layout copies have a finding with different advice.
     pointwise *= 1 - min(1.0, gain_from(view, causes.LAYOUT) / (view.per_step(pointwise) or 1.0))
     # The advice for small kernels is the same, so do not give it twice.
-    if pointwise > 0.35 * total_us and not any(small_kernels(view)):
+    if pointwise > 0.25 * total_us and not any(small_kernels(view)):
         yield draft(
             view,
             "pointwise",
             f"Elementwise work and copies take {percent(pointwise / total_us)} of all device work",
             "fuse them with torch.compile",
-            gain_us=view.per_step(pointwise),
+            gain_us=min(view.per_step(pointwise), _device_path_us(view)),
         )
     unknown = of_class.get("unclassified", 0.0)
     if unknown > 0.1 * total_us:
@@ -197,6 +225,20 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             f"{percent(unknown / total_us)} of the device work is in kernels that no rule knows",
             "define their classes in a rules file: --rules FILE",
         )
+
+
+def _device_path_us(view: RankView) -> float:
+    """Return the time per step that the device has on the critical path. Faster kernels cannot save more."""
+    account = view.rank.account
+    if account is None:
+        return view.step_us
+    owners = (owner for owner in account.owners if OwnerKind.from_label(owner.kind).side == "device")
+    return sum(owner.time_us for owner in owners) / account.steps
+
+
+def _is_single(name: str) -> bool:
+    """Return whether a kernel multiplies in FP32. The operands of TF32 kernels also have type f32 in their names."""
+    return _SINGLE.search(name) is not None and _TF32.search(name) is None
 
 
 def slow_cores(view: RankView) -> Iterator[RankFinding]:
@@ -214,7 +256,7 @@ def slow_cores(view: RankView) -> Iterator[RankFinding]:
 
 RULES = {
     host_bound: ("host-bound",),
-    decode_launch_bound: ("decode-launch-bound",),
+    decode_launch_bound: (DECODE_LAUNCH_BOUND,),
     exposed_communication: ("exposed-communication", "little-overlap"),
     pageable_copies: ("pageable-copies",),
     small_kernels: ("small-kernels",),

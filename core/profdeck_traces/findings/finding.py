@@ -14,6 +14,7 @@ from profdeck_traces.analysis.rank_labels import strangers
 from profdeck_traces.analysis.run_model import CauseState, Finding, Place
 from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.findings import account_rules, device_rules, host_rules, run_rules, server_findings
+from profdeck_traces.findings.device_rules import DECODE_LAUNCH_BOUND
 from profdeck_traces.findings.engine_rules import DETOKENISATION, PREFILL_NEXT_TO_DECODE
 from profdeck_traces.findings.engine_view import servers_in
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
@@ -218,6 +219,9 @@ _PART_OF = {
     # The rules about trainers and servers name the awaited role or tool.
     "waiting": {IDLE_TRAINER, WEIGHT_SYNC, NO_REQUESTS, TOOL_CALL},
     "python-code": {DETOKENISATION},
+    # An engine's CUDA graphs also remove the launches of small kernels.
+    "small-kernels": {DECODE_LAUNCH_BOUND},
+    "host-bound": {DECODE_LAUNCH_BOUND},
     "unsteady-steps": {PREFILL_NEXT_TO_DECODE, host_rules.THROTTLING},
     "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }

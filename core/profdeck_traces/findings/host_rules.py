@@ -6,6 +6,9 @@ import itertools
 import statistics
 from collections.abc import Iterator
 
+import attrs
+
+from profdeck_traces.account.borders import DEVICE as DEVICE_BORDER
 from profdeck_traces.account.model import Account
 from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepPart
@@ -39,27 +42,35 @@ def _is_loading(stage: StageSummary) -> bool:
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """Report steps if the longest takes over 1.25 times the median, or if steps deviate from the median by over 10 %.
 
+    If the host runs ahead of the device, the steps last until their device work ends. On the host, such steps are short
+    until the launch queue is full.
+
     A longest step below twice the median counts only if the mean exceeds the median by over 5 %.
     If the FLOPs of the longest step explain its duration, report uneven batches instead. Report decode iterations
     with a p99 over twice the median.
     """
-    steps = [step for step in view.steps if step.kind != ITERATION]
-    slowest = max(steps, key=lambda step: step.duration_us, default=None)
     account = view.rank.account
-    is_explained = account and slowest and explains_step(view, account, view.steps.index(slowest))
-    if slowest is not None and _has_more_work(account, view.steps.index(slowest)):
-        yield from _uneven_work(view, slowest)
+    steps = _until_device_ends([step for step in view.steps if step.kind != ITERATION], account)
+    # The launch queue is empty when the recording starts, so the first step can be longer.
+    judged = steps[1:] if _ends_on_device(account) and len(steps) > _FEWEST_STEPS else steps
+    slowest = max(judged, key=lambda step: step.duration_us, default=None)
+    is_explained = account and slowest and explains_step(view, account, steps.index(slowest))
+    if slowest is not None and _has_more_work(account, steps.index(slowest)):
+        yield from _uneven_work(view, slowest, steps.index(slowest))
     elif view.cpu_wait_share:
         yield NotJudged("unsteady-steps", MACHINE_BUSY if view.is_contended else WAITED_FOR_CPU)
-    elif len(steps) >= _FEWEST_STEPS and slowest and not is_explained and (text := _unsteady(view, steps)):
+    elif view.rank.launches and not view.rank.devices:
+        # The host can run ahead of the device until the launch queue is full.
+        yield NotJudged("unsteady-steps", "no device work was recorded")
+    elif len(judged) >= _FEWEST_STEPS and slowest and not is_explained and (text := _unsteady(view, judged)):
         yield draft(
             view,
             "unsteady-steps",
             text,
             _step_cure(view, slowest),
             # Of steps that differ to both sides the mean is no longer than the median: no bound is known.
-            gain_us=_over_median(steps) if _has_outlier(steps) else None,
-            step_us=statistics.fmean(step.duration_us for step in steps),
+            gain_us=_over_median(judged) if _has_outlier(judged) else None,
+            step_us=statistics.fmean(step.duration_us for step in judged),
             evidence=view.evidence(slowest),
         )
     decode = next((of for of in view.rank.iterations if (of.kind, of.stage) == (ITERATION, DECODE)), None)
@@ -115,16 +126,29 @@ def _has_more_work(account: Account | None, step: int) -> bool:
     """Return whether a step is over 10 % longer than the median, and extra FLOPs explain half of the excess or more."""
     if account is None or len(account.step_flops) < _FEWEST_STEPS or step >= len(account.step_flops):
         return False
-    work = account.step_flops[step] / (statistics.median(account.step_flops) or 1.0)
+    median_flops = statistics.median(account.step_flops)
+    if not median_flops:
+        return False
+    work = account.step_flops[step] / median_flops
     time = account.step_us[step] / statistics.median(account.step_us)
     return time > _LONGER and work > _LONGER and work - 1 >= (time - 1) / 2
 
 
-def _uneven_work(view: RankView, slowest: StepSummary) -> Iterator[RankFinding]:
+def _ends_on_device(account: Account | None) -> bool:
+    return account is not None and account.border == DEVICE_BORDER
+
+
+def _until_device_ends(steps: list[StepSummary], account: Account | None) -> list[StepSummary]:
+    """Return the steps with the durations of the account if its steps end when their device work ends."""
+    if account is None or not _ends_on_device(account) or len(account.step_us) != len(steps):
+        return steps
+    return [attrs.evolve(step, duration_us=time) for step, time in zip(steps, account.step_us, strict=True)]
+
+
+def _uneven_work(view: RankView, slowest: StepSummary, index: int) -> Iterator[RankFinding]:
     account = view.rank.account
     if account is None:
         return
-    index = view.steps.index(slowest)
     work = account.step_flops[index] / statistics.median(account.step_flops)
     median_us = statistics.median(account.step_us)
     which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
@@ -167,12 +191,14 @@ def _main_part(view: RankView, slowest: StepSummary) -> StepPart | None:
     longest = view.rank.host_times.longest_step if view.rank.host_times else None
     if longest is None or longest.step != slowest.step:
         return None
-    parts = [part for part in longest.parts if part.kind == "stage"]
+    # If the host runs ahead of the device, its stages do not make a step longer.
+    of_host = () if _ends_on_device(view.rank.account) else longest.parts
+    parts = [part for part in of_host if part.kind == "stage"]
     on_device = [step.device_us for step in view.steps if step.device_us is not None]
     if slowest.device_us is not None:
         median_us = statistics.median(on_device)
         parts.append(StepPart(name="device work", kind="device", time_us=slowest.device_us, median_us=median_us))
-    parts += [part for part in longest.parts if part.kind == "host state"]
+    parts += [part for part in of_host if part.kind == "host state"]
     least_us = 0.5 * (longest.duration_us - longest.median_us)
     return next((part for part in parts if part.time_us - part.median_us >= least_us), None)
 

@@ -155,7 +155,7 @@ class RankView:
         """The sum of all kernels, copies and fills."""
         return sum(of.total_us for of in self.rank.categories)
 
-    def calls_per_step(self, count: int) -> float:
+    def calls_per_step(self, count: float) -> float:
         """Return the average number of calls per step, given the number of calls in the recording."""
         return count / (self.count + len(self.excluded))
 

@@ -448,7 +448,7 @@ def _difference(slow: RankView, others: Sequence[RankView], time_us: float) -> t
 def _exchanges_work(view: RankView) -> bool:
     """Return whether most collectives of a rank are all-to-alls, as between the experts of a model."""
     calls = [call for call in view.rank.collectives if not is_message(call.name)]
-    exchanges = sum(call.count for call in calls if "alltoall" in call.name.lower().replace("_", ""))
+    exchanges = sum(call.count for call in calls if _is_all_to_all(call.name))
     return 2 * exchanges > sum(call.count for call in calls)
 
 
@@ -535,18 +535,31 @@ def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
     return sum(owner.time_us for owner in owners if selected(owner.name or "")) / account.steps
 
 
+def _sends_all_to_all(view: RankView) -> bool:
+    """Return whether the sends and receives of a rank belong to all-to-alls, which NCCL runs as sends."""
+    names = {call.name for call in view.rank.collectives}
+    names |= {of.name.removeprefix("nccl:") for of in view.rank.annotations if of.name.startswith("nccl:")}
+    return any(map(_is_all_to_all, names)) and not any(map(is_message, names))
+
+
+def _is_all_to_all(name: str) -> bool:
+    return "alltoall" in name.lower().replace("_", "")
+
+
 def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """At least 20 collectives per step, with less than 1 MB on average, that take over 5 % of the step on the critical
-    path. Waits for other ranks do not count.
+    """At least 20 collectives of less than 1 MB per step that take over 5 % of the step on the critical path. Waits for
+    other ranks do not count.
     """
     for view in views:
-        calls = [call for call in view.rank.collectives if call.size_bytes is not None and not is_message(call.name)]
+        sized = [call for call in view.rank.collectives if call.size_bytes is not None and not is_message(call.name)]
+        calls = [call for call in sized if (call.size_bytes or 0) < _MIN_BYTES]
         count = view.calls_per_step(sum(call.count for call in calls))
         time_us = _path_us(view, lambda name: not is_message(name))
-        if count < 20 or time_us <= 0.05 * view.step_us:
-            continue
-        mean_bytes = sum((call.size_bytes or 0) * call.count for call in calls) / sum(call.count for call in calls)
-        if mean_bytes < 1_000_000:
+        if len(calls) < len(sized):
+            # The path does not distinguish sizes, and larger collectives can be on it, too.
+            time_us = min(time_us, view.calls_per_step(sum(call.min_us * call.count for call in calls)))
+        if count >= 20 and time_us > 0.05 * view.step_us:
+            mean_bytes = sum((call.size_bytes or 0) * call.count for call in calls) / sum(call.count for call in calls)
             yield draft(
                 view,
                 "small-collectives",
@@ -647,7 +660,7 @@ def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
     microbatches (Narayanan et al., SC 2021, section 2.2).
     """
     for view in views:
-        time_us = _path_us(view, is_message)
+        time_us = 0.0 if _sends_all_to_all(view) else _path_us(view, is_message)
         if time_us > 0.1 * view.step_us:
             yield draft(
                 view,
