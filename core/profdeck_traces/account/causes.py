@@ -36,7 +36,14 @@ from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
-from profdeck_traces.reading.event_names import is_pageable_copy, is_profiler_frame
+from profdeck_traces.reading.event_names import (
+    is_external_wait,
+    is_pageable_copy,
+    is_profiler_frame,
+    is_unpickling,
+    is_worker_request,
+    is_worker_wait,
+)
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
 
@@ -47,12 +54,13 @@ FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copie
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
-NEW_BUFFERS, DEEP_COPY = "new-buffers", "deep-copies"
+NEW_BUFFERS, DEEP_COPY, UNPICKLING = "new-buffers", "deep-copies", "unpickling"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
     PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY,
+    UNPICKLING,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -86,6 +94,8 @@ _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+)/|<built-in|nn\.Module: ")
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
+_MAX_MESSAGE_NS = 1_000_000
+"""Longest wait for a message of a DataLoader worker that is not busy."""
 MAX_STEPS = 1_000
 _BATCH = 1 << 16
 """Number of rows that are added together."""
@@ -103,7 +113,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64, SMALL,
+        COMMUNICATION, FLOAT64, SMALL, UNPICKLING,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -137,6 +147,8 @@ class PathCauses:
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
         self._callers = main_callers(names, caller)
+        received, unpickling = _received_batches(names)
+        self._is_received, self._is_unpickling = np.append(received, False), np.append(unpickling, False)
         self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
         self._syncs = np.zeros(0, np.int32) if self._is_sync is None else np.flatnonzero(self._is_sync).astype(np.int32)
         self._syncs = self._syncs[np.argsort(names.events.start_ns[self._syncs], kind="stable")]
@@ -186,6 +198,9 @@ class PathCauses:
                     replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
             elif key.cause == _code(CONTENTION):
                 group.gain.is_known = False
+            elif key.cause == _code(UNPICKLING):
+                is_unpickling = self._is_unpickling[rows]
+                replay.add_gain_of(group.gain, [OwnerKind.DATA_LOADING], is_unpickling)
             elif _OF_CODE.get(key.cause):
                 replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
             else:
@@ -210,6 +225,9 @@ class PathCauses:
         """Return the rows on the path of the next step that have a cause."""
         kind = path.kind
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
+        # While a batch is received, the worker has already loaded it.
+        is_received = (kind == OwnerKind.DATA_LOADING) & self._is_received[row]
+        code[is_received] = np.where(self._is_unpickling[row[is_received]], _code(UNPICKLING), 0)
         code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
         members = np.flatnonzero(code)
         return _StepRows(len(self._step_ns), code[members], row[members], (path.end - path.begin)[members])
@@ -487,6 +505,22 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
     label[repeated_forward(names, kinds)] = _code(REPEATED)
     return label
+
+
+def _received_batches(names: Attribution) -> tuple[Mask, Mask]:
+    """Return masks of the events in which a DataLoader receives a batch from a worker, and of the unpickling itself.
+
+    The main process first waits for the batch and then unpickles it. To map shared memory, it exchanges messages with
+    the worker. A long wait for such a message means that the worker is busy, so it counts as loading.
+    """
+    events = names.events
+    is_python = events.has_category({PYTHON})
+    is_get = events.with_name(is_python, is_worker_wait)
+    is_loads = events.with_name(is_python, is_unpickling)
+    is_loads &= events.innermost(is_get) >= 0
+    is_request = events.with_name(is_python, is_worker_request)
+    is_wait = events.with_name(is_python, is_external_wait) & (events.duration_ns[: events.complete] > _MAX_MESSAGE_NS)
+    return (events.innermost(is_loads | is_request) >= 0) & ~is_wait, is_loads
 
 
 def _is_float64(names: Attribution) -> Mask:

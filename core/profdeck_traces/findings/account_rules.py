@@ -80,7 +80,7 @@ _CAUSES = {
     causes.DATA_LOADING: _Cause(
         rule="data-loading",
         condition="Fetching from a DataLoader, reading files, or a stage named after data, over 5 % "
-        "(torch-tb-profiler).",
+        "(torch-tb-profiler). With stacks, batches that workers have already loaded do not count.",
         min_share=0.05,
         subject=_fixed("Loading data takes"),
         cure=_fixed("load the next batch in the background, such as with num_workers of DataLoader"),
@@ -230,6 +230,15 @@ _CAUSES = {
         is_certain=True,
         needs_stacks=True,
         runs_operators=True,
+    ),
+    causes.UNPICKLING: _Cause(
+        rule="unpickling",
+        condition="Unpickling batches from DataLoader workers, over 10 %.",
+        min_share=0.1,
+        subject=_fixed("Unpickling batches from DataLoader workers takes"),
+        cure=_fixed("return tensors from the workers, not Python objects"),
+        is_certain=True,
+        needs_stacks=True,
     ),
     causes.LOOP: _Cause(
         rule="small-operators",
