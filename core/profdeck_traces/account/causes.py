@@ -55,12 +55,13 @@ PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisati
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
 NEW_BUFFERS, DEEP_COPY, UNPICKLING = "new-buffers", "deep-copies", "unpickling"
+OPEN_FUNCTION = "open-function"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
     PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY,
-    UNPICKLING,
+    UNPICKLING, OPEN_FUNCTION,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -124,6 +125,9 @@ _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
 
 
+_NO_GAIN = frozenset({_code(WAITING), _code(OPEN_FUNCTION)})
+
+
 class PathCauses:
     """Causes of the time on the critical path, summed over the windows of a trace."""
 
@@ -165,7 +169,7 @@ class PathCauses:
     def add(self, window: PathWindow) -> None:
         """Add the critical path of a window."""
         recording = window.recording
-        batch = self._other_threads(window)
+        batch = [*self._other_threads(window), *self._open_functions(window)]
         count = 0
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(path):
@@ -196,7 +200,7 @@ class PathCauses:
                     # Removing the wait also removes operators that only read the value.
                     is_read = is_place & (label == _code(SINGLE_VALUES))
                     replay.add_gain_without_waits(group.gain, is_sync, _BY_EVENT, is_read)
-            elif key.cause == _code(CONTENTION):
+            elif key.cause in {_code(CONTENTION), _code(OPEN_FUNCTION)}:
                 group.gain.is_known = False
             elif key.cause == _code(UNPICKLING):
                 is_unpickling = self._is_unpickling[rows]
@@ -281,6 +285,31 @@ class PathCauses:
             rows.append(_StepRows(number, code[of_step], row[of_step], overlap[of_step].astype(np.int64)))
         return rows
 
+    def _open_functions(self, window: PathWindow) -> list[_StepRows]:
+        """Return the user functions that other threads run during the entire recording without a recorded call.
+
+        Such a function either runs Python code, or is blocked in a call that started before the recording.
+        """
+        recording, threads, events = window.recording, window.recording.threads, self._names.events
+        tracks = [track for track in threads.first if track != threads.main]
+        segment = np.concatenate(
+            [np.zeros(0, np.int64)] + [np.arange(threads.first[t], threads.last[t]) for t in tracks]
+        )
+        segment = segment[(threads.state[segment] == State.WAITS) & (threads.row[segment] >= 0)]
+        row = window.rows_of_trace(threads.row[segment])
+        is_open = (self._names.frame[row] == row) & (events.start_ns[row] < int(events.start_ns.min()) + INITIAL_NS)
+        segment, row = segment[is_open], row[is_open]
+        rows = []
+        number = len(self._step_ns)
+        for (begin, end, part), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
+            if is_used and len(part):
+                covers = (threads.begin[segment] <= begin) & (threads.begin[segment + 1] >= end)
+                time = np.full(int(covers.sum()), end - begin, np.int64)
+                code = np.full(len(time), _code(OPEN_FUNCTION), np.uint8)
+                rows.append(_StepRows(number, code, row[covers], time))
+                number += 1
+        return rows
+
     def _add_rows(self, batch: Sequence[_StepRows]) -> None:
         """Add the time of the rows of some steps to their groups."""
         if not batch:
@@ -330,7 +359,7 @@ class PathCauses:
         return self._merged
 
     def _largest(self) -> list[_Key]:
-        return [key for key in self._significant() if key.cause != _code(WAITING)][:_MAX_GROUPS]
+        return [key for key in self._significant() if key.cause not in _NO_GAIN][:_MAX_GROUPS]
 
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._places[key], self._texts
