@@ -49,7 +49,7 @@ def write(root: Path, name: str, content: str) -> None:
 def test_counters_of_a_host(tmp_path: Path, is_v1: bool) -> None:
     def write_counters(factor: int) -> HostCounters:
         write(tmp_path, "proc/loadavg", f"{factor}.5 1.0 1.0 1/100 4\n")
-        write(tmp_path, "proc/self/task/7/schedstat", f"1 {factor}000000000 3\n")
+        write(tmp_path, "proc/self/task/7/schedstat", f"{factor}500000000 {factor}000000000 3\n")
         pressure = f"some avg10=1 avg60=1 avg300=1 total={factor}500000\nfull avg10=0 avg60=0 avg300=0 total=0\n"
         write(tmp_path, "proc/pressure/cpu", pressure)
         write(tmp_path, "proc/self/cgroup", "1:cpu,cpuacct:/docker/1\n" if is_v1 else "0::/job\n")
@@ -67,7 +67,7 @@ def test_counters_of_a_host(tmp_path: Path, is_v1: bool) -> None:
     assert load.wall_s >= 0
     assert load.cpus >= 1
     assert (load.load_at_start, load.load_at_end) == (1.5, 3.5)
-    assert (load.run_queue_s, load.pressure_s) == (2, 2)
+    assert (load.thread_cpu_s, load.run_queue_s, load.pressure_s) == (2, 2, 2)
     assert (load.throttled_periods, load.throttled_s) == (2, pytest.approx(0.2))
 
 
@@ -79,7 +79,7 @@ def test_unreadable_counters_are_unknown(tmp_path: Path, content: str | None) ->
             write(tmp_path, name, content)
     counters = HostCounters.read(7, tmp_path)
     load = counters.load_since(counters)
-    assert (load.load_at_start, load.run_queue_s, load.pressure_s, load.throttled_s) == (None,) * 4
+    assert (load.load_at_start, load.thread_cpu_s, load.run_queue_s, load.throttled_s) == (None,) * 4
     assert load.describe_contention() is None
 
 

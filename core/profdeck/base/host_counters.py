@@ -31,6 +31,7 @@ class HostCounters:
     time_s: float = attrs.field(factory=time.monotonic)
     cpu_s: float = attrs.field(factory=time.process_time)
     load: float | None
+    thread_cpu_s: float | None = None
     run_queue_s: float | None
     pressure_s: float | None
     throttled_periods: int | None
@@ -51,6 +52,7 @@ class HostCounters:
         return cls(
             thread=thread,
             load=_number(root / "proc/loadavg", 0),
+            thread_cpu_s=_scaled(_number(root / f"proc/self/task/{thread}/schedstat", 0), _NS_PER_S),
             run_queue_s=_scaled(_number(root / f"proc/self/task/{thread}/schedstat", 1), _NS_PER_S),
             pressure_s=_scaled(_pressure_us(root), _US_PER_S),
             throttled_periods=throttled_periods,
@@ -67,6 +69,7 @@ class HostCounters:
             cpus=os.cpu_count() or 1,
             load_at_start=start.load,
             load_at_end=self.load,
+            thread_cpu_s=_increase(start.thread_cpu_s, self.thread_cpu_s),
             run_queue_s=_increase(start.run_queue_s, self.run_queue_s),
             pressure_s=_increase(start.pressure_s, self.pressure_s),
             throttled_periods=None

@@ -39,8 +39,12 @@ from profdeck_traces.reading.columns import ANNOTATION, PROFILER_OVERHEAD, PYTHO
 from profdeck_traces.reading.event_names import (
     is_checkpoint_load,
     is_event_loop_wait,
+    is_external_wait,
     is_pageable_copy,
     is_profiler_frame,
+    is_unpickling,
+    is_worker_request,
+    is_worker_wait,
 )
 from profdeck_traces.reading.events import Mask
 from profdeck_traces.reading.intervals import Int, parents
@@ -53,13 +57,13 @@ PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisati
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
 NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES = "new-buffers", "deep-copies", "exposed-copies"
-INITIALISATION = "initialisation"
+INITIALISATION, UNPICKLING, OPEN_FUNCTION = "initialisation", "unpickling", "open-function"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
     PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES,
-    INITIALISATION,
+    INITIALISATION, UNPICKLING, OPEN_FUNCTION,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -108,6 +112,8 @@ _MIN_INITIAL_NS, _MAX_INITIAL_BUSY = 50_000_000, 0.1
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 _MAX_AWAITED = 32
+_MAX_MESSAGE_NS = 1_000_000
+"""Longest wait for a message of a DataLoader worker that is not busy."""
 MAX_STEPS = 1_000
 _BATCH = 1 << 16
 """Number of rows that are added together."""
@@ -126,7 +132,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64, SMALL, INITIALISATION,
+        COMMUNICATION, FLOAT64, SMALL, INITIALISATION, UNPICKLING,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -137,6 +143,9 @@ _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
 _WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT))
 """Codes of causes that include their waits for the device, such as to print a tensor."""
+
+
+_NO_GAIN = frozenset({_code(WAITING), _code(OPEN_FUNCTION)})
 
 
 class PathCauses:
@@ -166,6 +175,8 @@ class PathCauses:
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
         self._callers = main_callers(names, caller)
+        received, unpickling = _received_batches(names)
+        self._is_received, self._is_unpickling = np.append(received, False), np.append(unpickling, False)
         self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
         self._syncs = np.zeros(0, np.int32) if self._is_sync is None else np.flatnonzero(self._is_sync).astype(np.int32)
         self._syncs = self._syncs[np.argsort(names.events.start_ns[self._syncs], kind="stable")]
@@ -190,7 +201,7 @@ class PathCauses:
     def add(self, window: PathWindow) -> None:
         """Add the critical path of a window."""
         recording = window.recording
-        batch = [*self._other_threads(window), *self._overheads(window)]
+        batch = [*self._other_threads(window), *self._overheads(window), *self._open_functions(window)]
         count = 0
         host_ends = recording.borders.host_ends.tolist()
         for index, ((begin, end, path), is_used) in enumerate(
@@ -231,8 +242,13 @@ class PathCauses:
                 is_wait = np.zeros(len(self._label), np.bool_)
                 is_wait[self._syncs[self._sync_code == key.cause]] = True
                 replay.add_gain_without_waits(group.gain, is_wait[rows], _OF_CODE[key.cause], is_place)
-            elif key.cause == _code(CONTENTION) or (key.cause == _code(PROFILER) and len(self._overhead_rows)):
+            elif key.cause in {_code(CONTENTION), _code(OPEN_FUNCTION)} or (
+                key.cause == _code(PROFILER) and len(self._overhead_rows)
+            ):
                 group.gain.is_known = False
+            elif key.cause == _code(UNPICKLING):
+                is_unpickling = self._is_unpickling[rows]
+                replay.add_gain_of(group.gain, [OwnerKind.DATA_LOADING], is_unpickling)
             elif _OF_CODE.get(key.cause):
                 replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
             else:
@@ -257,6 +273,9 @@ class PathCauses:
         """Return the rows on the path of the next step that have a cause."""
         kind, row = path.kind, window.rows_of_trace(path.row)
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
+        # While a batch is received, the worker has already loaded it.
+        is_received = (kind == OwnerKind.DATA_LOADING) & self._is_received[row]
+        code[is_received] = np.where(self._is_unpickling[row[is_received]], _code(UNPICKLING), 0)
         code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
         if self._in_collective is not None:
             code[(kind == OwnerKind.WAIT_FOR_THREAD) & self._in_collective[row]] = _code(COMMUNICATION)
@@ -347,6 +366,31 @@ class PathCauses:
             found.append(_StepRows(number, code, rows[of_step], overlap[of_step], rows[of_step]))
         return found
 
+    def _open_functions(self, window: PathWindow) -> list[_StepRows]:
+        """Return the user functions that other threads run during the entire recording without a recorded call.
+
+        Such a function either runs Python code, or is blocked in a call that started before the recording.
+        """
+        recording, threads, events = window.recording, window.recording.threads, self._names.events
+        tracks = [track for track in threads.first if track != threads.main]
+        segment = np.concatenate(
+            [np.zeros(0, np.int64)] + [np.arange(threads.first[t], threads.last[t]) for t in tracks]
+        )
+        segment = segment[(threads.state[segment] == State.WAITS) & (threads.row[segment] >= 0)]
+        row = window.rows_of_trace(threads.row[segment])
+        is_open = (self._names.frame[row] == row) & (events.start_ns[row] < int(events.start_ns.min()) + INITIAL_NS)
+        segment, row = segment[is_open], row[is_open]
+        rows = []
+        number = len(self._step_ns)
+        for (begin, end, part), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
+            if is_used and len(part):
+                covers = (threads.begin[segment] <= begin) & (threads.begin[segment + 1] >= end)
+                time = np.full(int(covers.sum()), end - begin, np.int64)
+                code = np.full(len(time), _code(OPEN_FUNCTION), np.uint8)
+                rows.append(_StepRows(number, code, row[covers], time, row[covers]))
+                number += 1
+        return rows
+
     def _add_rows(self, batch: Sequence[_StepRows]) -> None:
         """Add the time of the rows of some steps to their groups."""
         if not batch:
@@ -410,7 +454,7 @@ class PathCauses:
         return self._merged
 
     def _largest(self) -> list[_Key]:
-        return [key for key in self._significant() if key.cause != _code(WAITING)][:_MAX_GROUPS]
+        return [key for key in self._significant() if key.cause not in _NO_GAIN][:_MAX_GROUPS]
 
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._places[key], self._texts
@@ -695,6 +739,22 @@ def _initialisations(names: Attribution, kinds: _Codes) -> Mask:
             busy_ns = np.minimum(events.end_ns[work], end) - np.maximum(events.start_ns[work], begin)
             found[row] = busy_ns[busy_ns > 0].sum() < _MAX_INITIAL_BUSY * (end - begin)
     return found
+
+
+def _received_batches(names: Attribution) -> tuple[Mask, Mask]:
+    """Return masks of the events in which a DataLoader receives a batch from a worker, and of the unpickling itself.
+
+    The main process first waits for the batch and then unpickles it. To map shared memory, it exchanges messages with
+    the worker. A long wait for such a message means that the worker is busy, so it counts as loading.
+    """
+    events = names.events
+    is_python = events.has_category({PYTHON})
+    is_get = events.with_name(is_python, is_worker_wait)
+    is_loads = events.with_name(is_python, is_unpickling)
+    is_loads &= events.innermost(is_get) >= 0
+    is_request = events.with_name(is_python, is_worker_request)
+    is_wait = events.with_name(is_python, is_external_wait) & (events.duration_ns[: events.complete] > _MAX_MESSAGE_NS)
+    return (events.innermost(is_loads | is_request) >= 0) & ~is_wait, is_loads
 
 
 def _is_float64(names: Attribution) -> Mask:

@@ -32,6 +32,7 @@ from profdeck_traces.reading.event_names import (
     is_garbage_collection_frame,
     is_loader,
     is_output_frame,
+    is_subprocess_frame,
     is_validation,
     is_validation_frame,
     is_waiting_frame,
@@ -145,6 +146,10 @@ def row_kinds(
         names = np.flatnonzero(np.bincount(events.name[rows], minlength=len(events.names))).tolist()
         kind_of_name[names] = [classify[category](events.names[name]) for name in names]
         kinds[rows] = kind_of_name[events.name[rows]]
+    # Reading a pipe of a child process waits for that process.
+    is_read = events.with_name(kinds == RowKind.LOADING_FRAME, is_file_read)
+    is_subprocess = events.with_name(kinds == RowKind.FRAME, is_subprocess_frame)
+    kinds[is_read & (events.innermost(is_subprocess) >= 0)] = RowKind.WAITING_FRAME
     return kinds
 
 

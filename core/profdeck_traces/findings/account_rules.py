@@ -115,7 +115,7 @@ _CAUSES = {
     causes.DATA_LOADING: _Cause(
         rule="data-loading",
         condition="Fetching from a DataLoader, reading files, or a stage named after data, over 5 % "
-        "(torch-tb-profiler).",
+        "(torch-tb-profiler). With stacks, batches that workers have already loaded do not count.",
         min_share=0.05,
         subject=_fixed("Loading data takes"),
         cure=_fixed("load the next batch in the background, such as with num_workers of DataLoader"),
@@ -294,6 +294,15 @@ _CAUSES = {
         needs_stacks=True,
         runs_operators=True,
     ),
+    causes.UNPICKLING: _Cause(
+        rule="unpickling",
+        condition="Unpickling batches from DataLoader workers, over 10 %.",
+        min_share=0.1,
+        subject=_fixed("Unpickling batches from DataLoader workers takes"),
+        cure=_fixed("return tensors from the workers, not Python objects"),
+        is_certain=True,
+        needs_stacks=True,
+    ),
     causes.LOOP: _Cause(
         rule="small-operators",
         condition="One call of a function runs the same operator of less than 100 us at least 64 times, over 5 %. "
@@ -367,7 +376,10 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     if account is None:
         yield from (NotJudged(rule, "the host was not recorded") for rule in ALL_CAUSES)
         return
+    blocked = _blocked(view, account)
     for one, cause in _found(view, account):
+        if blocked is not None and one == blocked[0]:
+            continue
         # Without devices, this time includes waits for ranks that themselves wait for a CPU.
         step_us = account.time_us / account.steps
         is_unknown = one.cause == causes.COMMUNICATION and view.is_due_to_cpu_waits(
@@ -375,7 +387,10 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
         )
         yield NotJudged(cause.rule, WAITED_FOR_CPU) if is_unknown else _finding(view, account, one, cause)
     yield from _unexplained(view, account)
-    yield from _outside_operators(view, account)
+    if blocked is not None:
+        yield blocked[1]
+    else:
+        yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
 
 
@@ -610,6 +625,72 @@ def _unexplained(view: RankView, account: Account) -> Iterator[RankFinding]:
 
 UNEXPLAINED, _MIN_UNEXPLAINED = "unexplained", 0.3
 _UNEXPLAINED = frozenset({OwnerKind.DEVICE_HELD.label, OwnerKind.NOT_RECORDED.label})
+_WAITS = frozenset(
+    kind.label
+    for kind in (
+        OwnerKind.DATA_LOADING, OwnerKind.CHECKPOINT, OwnerKind.OUTPUT, OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_THREAD,
+        OwnerKind.WAIT_FOR_RANK, OwnerKind.WAIT_FOR_ROLE,
+    )
+)  # fmt: skip
+"""Owners that can wait for a file, a socket, a process or a thread."""
+_MIN_BLOCKED = 0.2
+_ALMOST_ALL = 0.8
+
+
+def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFinding] | None:
+    """Return a finding for the time that the recording thread is blocked outside recorded waits, over 20 % of the step.
+
+    If a single function explains it, also return its cause, which the finding replaces. A ``with`` statement that
+    acquires a lock is not in the trace, so the lock is inferred from the thread's CPU time.
+    """
+    load = view.rank.host_load
+    share = load.blocked_share if load is not None else None
+    if load is None or share is None or view.rank.devices or view.is_engine:
+        return None
+    step_us = account.time_us / account.steps
+    waits_us = sum(
+        owner.time_us for owner in account.owners if owner.kind in _WAITS or (owner.name and is_sleep(owner.name))
+    )
+    blocked_us = share * step_us - waits_us / account.steps
+    if blocked_us <= _MIN_BLOCKED * step_us:
+        return None
+    functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
+    others = load.others_share or 0.0
+    if account.has_stacks and functions and others >= _ALMOST_ALL * blocked_us / step_us:
+        only = functions[0] if len(functions) == 1 else None
+        text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}), "
+        text += "spread over its operators and functions, while other threads of the process use the CPU"
+        text += f"; one of them stays{_where(only)} throughout" if only else ""
+        finding = draft(
+            view,
+            "gil-contention",
+            text,
+            "run this function in another process, such as with multiprocessing, to free the GIL",
+            gain_us=blocked_us,
+            step_us=step_us,
+            line=only.line if only else None,
+        )
+        return None, finding
+    code = [one for one in account.causes if one.cause == causes.PYTHON_CODE and not _sleeps(one)]
+    main = max(code, key=lambda one: one.time_us, default=None)
+    main_us = main.time_us / account.steps if main is not None else 0.0
+    if main is not None and _ALMOST_ALL * blocked_us <= main_us <= blocked_us / _ALMOST_ALL:
+        time_us = min(blocked_us, main_us)
+        text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
+        text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
+        cure = "hold the lock for less time in the other thread, or do not wait for it in this function"
+        finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
+        return main, finding
+    if account.has_stacks:
+        return None
+    text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)})"
+    if others >= _ALMOST_ALL * blocked_us / step_us:
+        text += ", while other threads of the process use the CPU"
+    return None, draft(
+        view, "outside-operators", text, GET_FUNCTION, gain_us=blocked_us, time_us=blocked_us, step_us=step_us
+    )
+
+
 _WITHOUT_STACKS = ("idle-stage", "outside-operators")
 _MIN_OUTSIDE, _MIN_IDLE_STAGE = 0.3, 0.1
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
 from profdeck_traces.account.borders import DEVICE as DEVICE_BORDER
-from profdeck_traces.account.model import Account
+from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.contributions import OUTLIER
-from profdeck_traces.analysis.detail_model import StageSummary, StepPart
+from profdeck_traces.analysis.detail_model import StageSummary
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
+from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.account_rules import explains_step
 from profdeck_traces.findings.rank_finding import (
@@ -31,6 +33,10 @@ from profdeck_traces.reading.event_names import is_data_loading
 BUSY_MACHINE, OVERSUBSCRIPTION, THROTTLING = "busy-machine", "oversubscription", "throttling"
 _FEWEST_STEPS = 3
 _LONGER = 1.1
+_MIN_EXPLAINED = 0.5
+_MIN_LEAD = 0.35
+"""Minimum difference between a part's share of the excess and its share of the median step."""
+_NEARLY_ALL = 0.9
 _NOISE_US = 1000
 """Additional time that the start of recording or the host scheduler can cause in any step."""
 
@@ -40,14 +46,14 @@ def _is_loading(stage: StageSummary) -> bool:
 
 
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """Report steps if the longest takes over 1.25 times the median, or if steps deviate from the median by over 10 %.
+    """Report the longest step if it takes over 1.25 times the median and one owner, function or stage explains it.
 
     If the host runs ahead of the device, the steps last until their device work ends. On the host, such steps are short
     until the launch queue is full.
 
-    A longest step below twice the median counts only if the mean exceeds the median by over 5 %.
-    If the FLOPs of the longest step explain its duration, report uneven batches instead. Report decode iterations
-    with a p99 over twice the median.
+    A longest step below twice the median counts only if the mean exceeds the median by over 5 %. If the FLOPs of the
+    longest step explain its duration, report uneven batches instead. Report decode iterations with a p99 over twice the
+    median.
     """
     account = view.rank.account
     steps = _until_device_ends([step for step in view.steps if step.kind != ITERATION], account)
@@ -62,17 +68,8 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     elif view.rank.launches and not view.rank.devices:
         # The host can run ahead of the device until the launch queue is full.
         yield NotJudged("unsteady-steps", "no device work was recorded")
-    elif len(judged) >= _FEWEST_STEPS and slowest and not is_explained and (text := _unsteady(view, judged)):
-        yield draft(
-            view,
-            "unsteady-steps",
-            text,
-            _step_cure(view, slowest),
-            # Of steps that differ to both sides the mean is no longer than the median: no bound is known.
-            gain_us=_over_median(judged) if _has_outlier(judged) else None,
-            step_us=statistics.fmean(step.duration_us for step in judged),
-            evidence=view.evidence(slowest),
-        )
+    elif slowest is not None and len(judged) >= _FEWEST_STEPS and not is_explained:
+        yield from _unsteady(view, judged, slowest, steps.index(slowest))
     decode = next((of for of in view.rank.iterations if (of.kind, of.stage) == (ITERATION, DECODE)), None)
     if decode is not None and decode.count >= 100 and decode.p99_us > 2 * decode.p50_us:
         slow = max(view.of_kind(ITERATION, DECODE), key=lambda step: step.duration_us)
@@ -166,46 +163,119 @@ def _uneven_work(view: RankView, slowest: StepSummary, index: int) -> Iterator[R
     )
 
 
-def _unsteady(view: RankView, steps: list[StepSummary]) -> str | None:
+def _unsteady(
+    view: RankView, steps: list[StepSummary], slowest: StepSummary, index: int
+) -> Iterator[RankFinding | NotJudged]:
+    """Yield a finding for the longest step if one owner explains it, or a note if none does.
+
+    Args:
+        view: The rank.
+        steps: Its steps.
+        slowest: The longest of them.
+        index: Index of the longest step in the account.
+    """
     durations = [step.duration_us for step in steps]
-    if not (median := statistics.median(durations)):
-        return None
-    deviation = statistics.median(abs(duration - median) for duration in durations)
-    slowest = max(steps, key=lambda step: step.duration_us)
-    if slowest.duration_us - median < _NOISE_US:
-        return None
-    if _has_outlier(steps) and (slowest.duration_us > 2 * median or _over_median(steps) > 0.05 * median):
-        which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
-        outliers = sum(duration > OUTLIER * median for duration in durations)
-        more = f"; {outliers} of {len(steps)} steps exceed {OUTLIER:g} times the median" if outliers > 1 else ""
-        part = _main_part(view, slowest)
-        why = f": {part.name} {ms(part.time_us)} instead of {ms(part.median_us)}" if part else ""
-        return f"{which} takes {ms(slowest.duration_us)} instead of {ms(median)}{why}{more}"
-    if deviation > 0.1 * median:
-        return f"Steps differ by {percent(deviation / median)} from their median of {ms(median)}"
-    return None
+    median = statistics.median(durations)
+    is_long = _has_outlier(steps) and (slowest.duration_us > 2 * median or _over_median(steps) > 0.05 * median)
+    if not median or not is_long or slowest.duration_us - median < _NOISE_US:
+        return
+    which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
+    text = f"{which} takes {ms(slowest.duration_us)} instead of {ms(median)}"
+    part = _main_part(view, slowest, index, slowest.duration_us - median)
+    if part is None:
+        yield NotJudged("unsteady-steps", f"{text[:1].lower()}{text[1:]}, but no single owner explains half of it")
+        return
+    outliers = sum(duration > OUTLIER * median for duration in durations)
+    more = f"; {outliers} of {len(steps)} steps exceed {OUTLIER:g} times the median" if outliers > 1 else ""
+    yield draft(
+        view,
+        "unsteady-steps",
+        f"{text}: {part.name} {ms(part.time_us)} instead of {ms(part.median_us)}{more}",
+        _step_cure(view, slowest, part),
+        gain_us=_over_median(steps),
+        step_us=statistics.fmean(durations),
+        stage=part.stage,
+        line=part.line,
+        evidence=view.evidence(slowest),
+    )
 
 
-def _main_part(view: RankView, slowest: StepSummary) -> StepPart | None:
-    """Return the stage, device work or host state that explains at least half of a step's excess over the median."""
-    longest = view.rank.host_times.longest_step if view.rank.host_times else None
-    if longest is None or longest.step != slowest.step:
+@attrs.frozen(kw_only=True)
+class _Part:
+    """Owner, function or stage that explains a long step."""
+
+    name: str
+    time_us: float
+    median_us: float
+    stage: str | None = None
+    line: str | None = None
+
+    @property
+    def excess_us(self) -> float:
+        """Time over the median."""
+        return self.time_us - self.median_us
+
+
+def _main_part(view: RankView, slowest: StepSummary, index: int, excess_us: float) -> _Part | None:
+    """Return the owner, function, stage or device work that explains at least half of a step's excess over the median.
+
+    On the host, its share of the excess must also exceed its share of the median step. Otherwise, the entire step is
+    slower.
+    """
+    load = view.rank.host_load
+    if load is not None and load.run_queue_s is not None and load.run_queue_s * 1e6 >= excess_us / 2:
         return None
-    # If the host runs ahead of the device, its stages do not make a step longer.
-    of_host = () if _ends_on_device(view.rank.account) else longest.parts
-    parts = [part for part in of_host if part.kind == "stage"]
-    on_device = [step.device_us for step in view.steps if step.device_us is not None]
     if slowest.device_us is not None:
-        median_us = statistics.median(on_device)
-        parts.append(StepPart(name="device work", kind="device", time_us=slowest.device_us, median_us=median_us))
-    parts += [part for part in of_host if part.kind == "host state"]
-    least_us = 0.5 * (longest.duration_us - longest.median_us)
-    return next((part for part in parts if part.time_us - part.median_us >= least_us), None)
+        median_us = statistics.median(step.device_us for step in view.steps if step.device_us is not None)
+        if slowest.device_us - median_us >= excess_us / 2:
+            return _Part(name="device work", time_us=slowest.device_us, median_us=median_us)
+    account = view.rank.account
+    if account is None or index >= len(account.step_us):
+        return None
+    median_us = statistics.median(account.step_us)
+    excess_us = max(1.0, account.step_us[index] - median_us)
+    parts = [
+        part
+        for part in _parts(account, index)
+        if part.excess_us >= _MIN_EXPLAINED * excess_us
+        and part.excess_us / excess_us - part.median_us / median_us >= _MIN_LEAD
+    ]
+    most_us = max((part.excess_us for part in parts), default=0.0)
+    return next((part for part in parts if part.excess_us >= _NEARLY_ALL * most_us), None)
 
 
-def _step_cure(view: RankView, slowest: StepSummary) -> str:
-    part = _main_part(view, slowest)
-    if part is not None and any(_is_loading(stage) and stage.name == part.name for stage in view.stages):
+def _parts(account: Account, index: int) -> Iterator[_Part]:
+    """Yield the owners, then the functions, then the stages of a step."""
+    named = [owner for owner in account.owners if len(owner.steps_us) == len(account.step_us)]
+    keys: tuple[Callable[[OwnerTime], tuple[str | None, ...]], ...] = (
+        lambda owner: (_owner_name(owner), owner.annotation, owner.line),
+        lambda owner: (_function(owner.line), None, owner.line),
+        lambda owner: (owner.annotation, owner.annotation, None),
+    )
+    for key in keys:
+        sums: dict[tuple[str | None, ...], list[float]] = {}
+        for owner in named:
+            total = sums.setdefault(key(owner), [0.0] * len(account.step_us))
+            for step, time_us in enumerate(owner.steps_us):
+                total[step] += time_us
+        for (name, stage, line), times in sums.items():
+            if name:
+                yield _Part(name=name, stage=stage, line=line, time_us=times[index], median_us=statistics.median(times))
+
+
+def _owner_name(owner: OwnerTime) -> str | None:
+    if owner.kind == OwnerKind.BETWEEN.label:
+        return "time outside operators" + (f" in {owner.annotation}" if owner.annotation else "")
+    return owner.name and owner.label
+
+
+def _function(line: str | None) -> str | None:
+    frame = parse_frame(line) if line else None
+    return f"{frame[2]} ({frame[0]}:{frame[1]})" if frame else line
+
+
+def _step_cure(view: RankView, slowest: StepSummary, part: _Part) -> str:
+    if any(_is_loading(stage) and stage.name == part.stage for stage in view.stages):
         return "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
     number = "" if slowest.step is None else f" --steps {slowest.step}"
     return f"see it: `profdeck view TRACE{number}`"

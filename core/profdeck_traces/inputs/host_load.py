@@ -32,6 +32,8 @@ class HostLoad:
     load_at_start: float | None = None
     """Load average of the host over the last minute."""
     load_at_end: float | None = None
+    thread_cpu_s: float | None = None
+    """CPU time of the recording thread, in seconds (``/proc/PID/schedstat``)."""
     run_queue_s: float | None = None
     """Time the recording thread was runnable but waiting for a CPU, in seconds (``/proc/PID/schedstat``)."""
     pressure_s: float | None = None
@@ -93,6 +95,20 @@ class HostLoad:
             return True
         waited = (self.run_queue_s or 0.0) / self.wall_s if self.wall_s > 0 else 0.0
         return self.other_cpus >= max(waited, _MIN_OTHER_LOAD * (self.usable_cpus or self.cpus))
+
+    @property
+    def blocked_share(self) -> float | None:
+        """Fraction of the recording that the recording thread neither ran nor waited for a CPU. ``None`` if unknown."""
+        if self.thread_cpu_s is None or self.run_queue_s is None or self.throttled_s or self.wall_s <= 0:
+            return None
+        return min(1.0, max(0.0, 1 - (self.thread_cpu_s + self.run_queue_s) / self.wall_s))
+
+    @property
+    def others_share(self) -> float | None:
+        """CPU time of the process's other threads, as a fraction of the recording. ``None`` if it is unknown."""
+        if self.thread_cpu_s is None or self.wall_s <= 0:
+            return None
+        return max(0.0, self.cpu_s - self.thread_cpu_s) / self.wall_s
 
     def describe_contention(self) -> str | None:
         """Return why the machine counts as busy during the recording, or None if it does not.

@@ -62,6 +62,9 @@ _LOADER = re.compile(
     re.IGNORECASE,
 )
 _FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|function pread\b)")
+_WORKER_WAIT = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): _(?:try_get|get)_data$")
+_WORKER_REQUEST = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): _try_put_index$")
+_SUBPROCESS = re.compile(r"(?:.*[\\/])?subprocess\.py\(\d+\): ")
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|safetensors/\w+\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|"
     r"save_checkpoint",
@@ -144,6 +147,26 @@ def is_loader(name: str) -> bool:
 def is_file_read(name: str) -> bool:
     """Return whether a Python frame reads a file."""
     return _FILE_READ.search(name) is not None
+
+
+def is_worker_wait(name: str) -> bool:
+    """Return whether a Python frame waits for a batch from a DataLoader worker and unpickles it."""
+    return _WORKER_WAIT.match(name) is not None
+
+
+def is_worker_request(name: str) -> bool:
+    """Return whether a Python frame sends the next indices to a DataLoader worker."""
+    return _WORKER_REQUEST.match(name) is not None
+
+
+def is_unpickling(name: str) -> bool:
+    """Return whether a Python frame is a call to ``pickle.loads``."""
+    return name == "<built-in function loads>"
+
+
+def is_subprocess_frame(name: str) -> bool:
+    """Return whether a Python frame is a function of the subprocess module."""
+    return _SUBPROCESS.match(name) is not None
 
 
 def is_checkpoint(name: str) -> bool:

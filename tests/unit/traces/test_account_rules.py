@@ -669,6 +669,55 @@ def test_function_that_may_be_blocked_does_not_contend_for_the_gil(tmp_path: Pat
     assert state_of(run, "gil-contention").state == "not_judged"
 
 
+def with_load(run: RunSummary, **times_s: float) -> RunSummary:
+    """Add the recorded CPU times to the only rank of a run."""
+    load = HostLoad(cpus=8, **{"wall_s": 1.0, "cpu_s": 1.0, "run_queue_s": 0.0, **times_s})
+    return with_findings(invented_run(attrs.evolve(run.ranks[0], host_load=load)))
+
+
+@pytest.mark.parametrize(("thread_cpu_s", "rule"), [(0.4, "lock"), (1.0, "python-code")])
+def test_function_that_uses_no_cpu_time_waits_for_a_lock(tmp_path: Path, thread_cpu_s: float, rule: str) -> None:
+    run = Job().write(tmp_path / "job.json", [function(6_000), operator("aten::mm", 3_900)])
+    (finding,) = with_load(run, thread_cpu_s=thread_cpu_s).findings
+    assert finding.rule == rule
+    assert finding.gain_us == pytest.approx(6_000, rel=0.02)
+
+
+@pytest.mark.parametrize(("cpu_s", "is_found"), [(1.0, True), (0.2, False)])
+def test_thread_that_never_calls_a_function_holds_the_gil(tmp_path: Path, cpu_s: float, is_found: bool) -> None:
+    job = Job()
+    place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 2, "args": {}}
+    job.events.append(place | {"name": "train.py(90): count", "ts": 0.0, "dur": job.steps * STEP_US + 1_000})
+    run = job.write(tmp_path / "job.json", [operator("aten::mm", 4_000), operator("aten::add", 4_000)])
+    findings = [one for one in with_load(run, cpu_s=cpu_s, thread_cpu_s=0.1).findings if one.rule == "gil-contention"]
+    assert [(one.place.function, one.place.line) for one in findings if one.place] == [("count", 90)] * is_found
+    assert all("90% of each step" in one.text for one in findings)
+
+
+@pytest.mark.parametrize(("message_us", "cause"), [(500, None), (1_800, "data-loading")])
+def test_batch_that_a_worker_loaded_ahead_is_not_slow_loading(
+    tmp_path: Path, message_us: float, cause: str | None
+) -> None:
+    loads = frame("<built-in function loads>", message_us + 100, frame("<built-in function read>", message_us))
+    get = frame("torch/utils/data/dataloader.py(1275): _try_get_data", message_us + 150, loads)
+    run = Job().write(tmp_path / "job.json", [frame("torch/utils/data/dataloader.py(760): __next__", 2_000, get)])
+    assert [one.rule for one in run.findings] == ([cause] if cause else [])
+
+
+def test_large_batches_of_python_objects_are_unpickled(tmp_path: Path) -> None:
+    get = frame("torch/utils/data/dataloader.py(1275): _try_get_data", 2_000, frame("<built-in function loads>", 1_900))
+    (finding,) = Job().write(tmp_path / "job.json", [get]).findings
+    assert (finding.rule, finding.gain_us) == ("unpickling", pytest.approx(1_900, rel=0.02))
+
+
+def test_output_of_a_child_process_is_not_data_loading(tmp_path: Path) -> None:
+    read = frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 1_900)
+    (finding,) = (
+        Job().write(tmp_path / "job.json", [function(2_000, frame("subprocess.py(508): run", 1_950, read))]).findings
+    )
+    assert finding.rule == "waiting"
+
+
 @pytest.mark.parametrize(("duration_us", "is_found"), [(1_200, True), (2_000, False)])
 def test_repeated_forward_pass_without_shapes(tmp_path: Path, duration_us: float, is_found: bool) -> None:
     def call(time_us: float, number: int) -> Item:
