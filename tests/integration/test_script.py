@@ -110,8 +110,17 @@ def test_traceback_of_the_script_is_unchanged(tmp_path: Path) -> None:
         (("--steps", "2"), 2, "Nothing to run. Pass a script, or -m and a module."),
         (("--steps", "2", "--ranks", "x", "script.py", "0"), 2, "trainer.ranks[0]: expected an integer"),
         (("--steps", "2", "--set", "trainer.backend=nope", "script.py", "0"), 3, "There is no backend 'nope'"),
-        (("--steps", "9", "script.py", "0"), 0, "nothing was captured: the script ended after optimizer step 3"),
-        (("--steps", "2..9", "script.py", "0"), 0, "The script ended after step 3; if that was its last one, --set"),
+        (
+            ("--steps", "9..10, 12", "script.py", "0"),
+            0,
+            "nothing was captured: the script ended after optimizer step 3, before the selected steps (9..10, 12). "
+            "Select earlier steps, such as --steps 1..3.",
+        ),
+        (
+            ("--steps", "2..9", "script.py", "0"),
+            0,
+            "The script ended after step 3. To end the last capture there, pass",
+        ),
     ],
 )
 def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:

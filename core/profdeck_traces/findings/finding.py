@@ -24,6 +24,10 @@ _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
 _MAX_CPU_WAIT = 0.2
 """A busy machine is the first finding if its CPU wait is a larger fraction of the step."""
+_MAX_PROFILER_NOTE = 0.3
+"""Profiler work up to this fraction of the step is a note, not a cause: it makes all times longer alike."""
+_NOTES = frozenset({"few-steps", "cold-step"})
+_PROFILER = "profiler"
 _PAIR = 2
 _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
@@ -32,7 +36,7 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run.
 
     Missing data comes first, then machines that were busy for over 20 % of the step. The remaining findings are sorted
-    by their gain as a share of the step, or by the share of the step they take if the gain is unknown.
+    by their gain as a share of the step, or by the share of the step they take if the gain is unknown. Notes come last.
     """
     return with_findings(run).findings
 
@@ -72,6 +76,7 @@ def with_findings(run: RunSummary) -> RunSummary:
     found.sort(
         key=lambda finding: (
             not _casts_doubt(finding),
+            is_note(finding),
             -_time_share(finding),
             finding.rule,
         )
@@ -86,6 +91,14 @@ def with_findings(run: RunSummary) -> RunSummary:
     findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
     causes = _causes(findings, not_judged, views, server_findings.CAUSES if servers else frozenset())
     return attrs.evolve(run, findings=findings, causes=causes)
+
+
+def is_note(finding: Finding) -> bool:
+    """Return whether a finding is about the recording and names no cause of long steps.
+
+    Profiler work over 30 % of the step is a cause: the recorded step then differs too much from the usual one.
+    """
+    return finding.rule in _NOTES or (finding.rule == _PROFILER and _time_share(finding) <= _MAX_PROFILER_NOTE)
 
 
 def _casts_doubt(finding: Finding) -> bool:
