@@ -113,13 +113,12 @@ def test_traceback_of_the_script_is_unchanged(tmp_path: Path) -> None:
         (
             ("--steps", "9..10, 12", "script.py", "0"),
             0,
-            "nothing was captured: the script ended after optimizer step 3, before the selected steps (9..10, 12). "
-            "Select earlier steps, such as --steps 1..3.",
+            "ended after optimizer step 3, before the selected steps (9..10, 12). Select earlier steps, such as",
         ),
         (
             ("--steps", "2..9", "script.py", "0"),
             0,
-            "The script ended after step 3. To end the last capture there, pass",
+            "The script ended after step 3. To end the last capture",
         ),
     ],
 )

@@ -533,9 +533,10 @@ def _cure(view: RankView, one: CauseTime, cause: _Cause, *, is_burst: bool) -> s
         )
     if one.cause == causes.PROFILER:
         account = view.rank.account
-        recorded = {"with_stack": account and account.has_stacks, "record_shapes": bool(view.rank.shapes)}
-        if options := [option for option, is_on in recorded.items() if is_on]:
-            return f"to measure times, record without them: {record_with(view, *options, value='false')}"
+        is_on = {"with_stack": account is not None and account.has_stacks, "record_shapes": bool(view.rank.shapes)}
+        if options := [option for option in is_on if is_on[option]]:
+            names = " and ".join({"with_stack": "stacks", "record_shapes": "shapes"}[option] for option in options)
+            return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"
         return "compare times only with those of other recordings, because every recording slows the step down"
     return cause.cure(one)
 
