@@ -299,7 +299,7 @@ def test_demo_writes_one_json_document(tmp_path: Path) -> None:
     assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", 2)
     assert document["summary"]["ranks"][0]["operators"]
     screen = profdeck(tmp_path, "summary", document["run"], "--no-cache").stdout
-    _, _, account = screen.partition("owner on the critical path")
+    _, _, account = screen.partition("critical path  ")
     assert "demo-1.py(" in account.splitlines()[1]
 
 

@@ -9,7 +9,7 @@ from profdeck_traces.account.owner_kinds import KIND_TEXTS
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.attribution.frames import parse_frame
 
-OWNER = "on the critical path"
+OWNER = "critical path"
 """Heading for owners."""
 _LONGEST_NAME = 48
 

@@ -12,14 +12,14 @@ from profdeck_traces.findings.overview import owner_text
 _ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
 _BUILT_IN = ("<built-in method ", "<built-in function ")
 _GAP = 2
-_LEAST_OWNER, _LEAST_LOCATION, _LEAST_FILE = 20, 28, 8
+_LEAST_OWNER, _LEAST_LOCATION, _LEAST_FILE = 18, 28, 8
 """Columns and file names are not shortened below these widths."""
 
 
 def owner_columns(
     rows: Sequence[tuple[str, str | None, str | None]], width: int, *, full: bool
 ) -> list[tuple[str, str]]:
-    """Return the owner and the location of each row. Locations get more of the width than owners.
+    """Return the owner and the location of each row. Locations get at least half of the width.
 
     Args:
         rows: Title, name and origin of each owner, as in `profdeck_traces.account.model.OwnerIdentity`.
@@ -29,7 +29,7 @@ def owner_columns(
     if full:
         return [(_owner(*row, None), location(row[2], None)) for row in rows]
     longest = max((len(_owner(*row, width)) for row in rows), default=0)
-    room = max(_LEAST_LOCATION, width - _GAP - longest)
+    room = max(_LEAST_LOCATION, width // 2, width - _GAP - longest)
     locations = [location(origin, room) for _, _, origin in rows]
     room = max(_LEAST_OWNER, width - _GAP - max(map(len, locations), default=0))
     return [(_owner(*row, room), shown) for row, shown in zip(rows, locations, strict=True)]

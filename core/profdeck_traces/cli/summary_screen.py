@@ -21,7 +21,17 @@ from profdeck_traces.cli.owner_labels import owner_columns, short_event
 from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, fitted, side_by_side, wrapped
 from profdeck_traces.findings.finding import is_note
-from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, headlines_of, not_complete, teams_of
+from profdeck_traces.findings.overview import (
+    Team,
+    WorkRow,
+    about,
+    first_of,
+    headlines_of,
+    not_complete,
+    notes_of,
+    sentence_of,
+    teams_of,
+)
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
@@ -71,7 +81,11 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     notes = [f"{plural(len(everyone) - len(teams), 'more trace')} with --full."] if len(everyone) > len(teams) else []
     about_run = _about(run, paths, everyone, width)
     about_run += [line for text in headlines_of(teams) for line in wrapped(text, width, indent="  ")]
-    about_run += _notes(run, width, full=is_full)
+    about_run += [
+        line
+        for text in notes_of(run, advice=is_full)
+        for line in wrapped(f"Note: {text}", width, indent="    ", first="  ")
+    ]
     if screen.height is None:
         lines = [*_findings(run, width, screen.findings), Text(), *about_run]
     else:
@@ -114,7 +128,7 @@ def _findings(run: RunSummary, width: int, most: int | None, max_lines: int = te
         style = "bold" if finding.text == run.verdict else ""
         block = wrapped(finding.text, width, indent="   ", first=f"{number}. ", style=style)
         if finding.do not in advice:
-            block += wrapped(f"{finding.do[:1].upper()}{finding.do[1:]}.", width, indent="   ", style="dim")
+            block += wrapped(sentence_of(finding.do), width, indent="   ", style="dim")
         advice.add(finding.do)
         blocks.append(block)
     shown = blocks
@@ -124,12 +138,6 @@ def _findings(run: RunSummary, width: int, most: int | None, max_lines: int = te
     if more := len(findings) - len(shown):
         lines.append(Text(f"   {more} more with --full.", style="dim"))
     return lines
-
-
-def _notes(run: RunSummary, width: int, *, full: bool) -> list[Text]:
-    notes = [finding for finding in run.findings if is_note(finding)]
-    texts = [f"{note.text} {note.do[:1].upper()}{note.do[1:]}." if full else note.text for note in notes]
-    return [line for text in texts for line in wrapped(f"Note: {text}", width, indent="    ", first="  ")]
 
 
 def _tables_of(team: Team, named: bool, screen: Screen) -> list[ScreenTable]:  # noqa: FBT001

@@ -26,6 +26,7 @@ from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.finding import is_note
+from profdeck_traces.findings.rank_finding import MACHINE_BUSY
 from profdeck_traces.findings.rank_view import RankView, views_of
 
 OUTSIDE_STAGES = "outside stages"
@@ -265,6 +266,18 @@ def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
     time = ms(sum(row.mean_us for row in team.account))
     name = owner_text(owner.title, owner.name and cut_middle(function_text(owner.name), _LONGEST_NAME))
     return f"No cause stands out: the {team.unit}{whose} takes {time} ms, {owner.share:.0%} of it in {name}{place}."
+
+
+def sentence_of(advice: str) -> str:
+    """Return a finding's advice as a sentence."""
+    return f"{advice[:1].upper()}{advice[1:]}."
+
+
+def notes_of(run: RunSummary, *, advice: bool) -> list[str]:
+    """Return the findings that are notes, and the causes that could not be judged because the machine was busy."""
+    notes = [note.text + (f" {sentence_of(note.do)}" if advice else "") for note in run.findings if is_note(note)]
+    unknown = [cause.cause for cause in run.causes if (cause.reason or "").startswith(MACHINE_BUSY)]
+    return [*notes, f"Not judged, because {MACHINE_BUSY}: {', '.join(unknown)}."] if unknown else notes
 
 
 def owner_text(title: str, name: str | None) -> str:

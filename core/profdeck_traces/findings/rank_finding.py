@@ -80,7 +80,8 @@ def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> Rank
 
 def get_function(view: RankView) -> str:
     """Return the suggested action for time outside operators without stacks."""
-    return f"get the function from one step with stacks: {record_with(view, 'with_stack', steps=1)}"
+    how = record_with(view, "with_stack", steps=1)
+    return f"{how}, to get the function" if view.rank.role is None else f"record one step with stacks: {how}"
 
 
 def record_with(view: RankView, *options: str, value: str = "true", steps: int | None = None) -> str:
