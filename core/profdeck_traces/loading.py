@@ -15,7 +15,7 @@ from profdeck_traces.base.files import sha256_of
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.findings.finding import with_findings
-from profdeck_traces.findings.overview import headlines_of, teams_of
+from profdeck_traces.findings.overview import headlines_of, teams_of, verdict_of
 from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.facts import run_records
 from profdeck_traces.inputs.file_checks import KeptChecks
@@ -83,7 +83,8 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         unread=(*(path for source in sources if (path := str(source.path)) not in readable), *state.unreadable),
     )
     run = with_findings(run)
-    return attrs.evolve(run, headlines=tuple(headlines_of(teams_of(run)))), errors
+    teams = teams_of(run)
+    return attrs.evolve(run, verdict=verdict_of(run, teams), headlines=tuple(headlines_of(teams))), errors
 
 
 def _checks(

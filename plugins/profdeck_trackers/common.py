@@ -57,7 +57,7 @@ def read_tracker_run(run: Path, name: str) -> dict[str, str]:
 
 
 def headline_of(manifest: Mapping[str, Any]) -> str:
-    """Return the first sentences of `profdeck summary` for a capture: the headline of each role and the first finding.
+    """Return the first sentences of `profdeck summary` for a capture: the verdict and the headline of each role.
 
     Args:
         manifest: the argument of the hook ``capture_finished``.
@@ -66,7 +66,7 @@ def headline_of(manifest: Mapping[str, Any]) -> str:
         summary = load(Path(manifest["directory"])).summary
     except ProfdeckError:
         return "No trace can be read."
-    return " ".join([*(f"{text}." for text in summary.headlines), *(found.text for found in summary.findings[:1])])
+    return " ".join([summary.verdict, *(f"{text}." for text in summary.headlines)])
 
 
 @contextmanager

@@ -4,8 +4,8 @@ Fenced blocks are executed in order, including blocks in HTML comments, which ar
 
 - If the info string has a second word, the block is written to the file of that name. Configs are validated.
 - Other ``python`` blocks are executed as scripts.
-- In ``console`` blocks, lines that start with ``$`` are executed. All other lines must be in the output. Numbers may
-  differ, and ``...`` represents omitted lines.
+- In ``console`` blocks, lines that start with ``$`` are executed. All other lines must be in the output. Measured
+  numbers may differ, and ``...`` represents omitted lines.
 
 A comment on the line before a block changes how the block is executed:
 
@@ -38,6 +38,11 @@ _BLOCK = re.compile(
 )
 # On a busy machine, torch 2.13 sometimes aborts a gloo rank, also without profdeck (once in 35 jobs).
 _GLOO_ABORTED = "terminate called without an active exception"
+_MEASURED = re.compile(
+    r"(< )?(\d[\d,]*\.\d[\d.,]*(\+\w+)?|\d[\d,]*(?=( ?(%|[kMG]?B|[mnu]?s)(?!\w)| events))|\d{3,}|\d+(,\d{3})+)"
+    r"( [kMG]?B\b)?"
+)
+"""Numbers with a decimal point or a unit, event counts and other numbers of at least three digits."""
 _RUN = re.compile(r"PROFDECK_RUN=(\w+) .*torchrun ")
 _LAUNCHERS = ("PROFDECK", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "RAY_")
 _RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -160,7 +165,10 @@ class Shell:
 
 
 def normalized_lines(output: str) -> list[str]:
-    """Return the lines with normalized numbers, units and spaces."""
-    text = re.sub(r"(< )?\d[\d.,]*(\+\w+)?( [kMG]?B\b)?", "0", output)
+    """Return the lines with normalized spaces, and with 0 for measured numbers.
+
+    Counts and step numbers are not measured, so a page must state the actual ones.
+    """
+    text = _MEASURED.sub("0", output)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if line]

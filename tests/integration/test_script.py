@@ -110,8 +110,16 @@ def test_traceback_of_the_script_is_unchanged(tmp_path: Path) -> None:
         (("--steps", "2"), 2, "Nothing to run. Pass a script, or -m and a module."),
         (("--steps", "2", "--ranks", "x", "script.py", "0"), 2, "trainer.ranks[0]: expected an integer"),
         (("--steps", "2", "--set", "trainer.backend=nope", "script.py", "0"), 3, "There is no backend 'nope'"),
-        (("--steps", "9", "script.py", "0"), 0, "nothing was captured: the script ended after optimizer step 3"),
-        (("--steps", "2..9", "script.py", "0"), 0, "The script ended after step 3; if that was its last one, --set"),
+        (
+            ("--steps", "9..10, 12", "script.py", "0"),
+            0,
+            "ended after optimizer step 3, before the selected steps (9..10, 12). Select earlier steps, such as",
+        ),
+        (
+            ("--steps", "2..9", "script.py", "0"),
+            0,
+            "The script ended after step 3. To end the last capture",
+        ),
     ],
 )
 def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
@@ -291,7 +299,7 @@ def test_demo_writes_one_json_document(tmp_path: Path) -> None:
     assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", 2)
     assert document["summary"]["ranks"][0]["operators"]
     screen = profdeck(tmp_path, "summary", document["run"], "--no-cache").stdout
-    _, _, account = screen.partition("owner on the critical path")
+    _, _, account = screen.partition("critical path  ")
     assert "demo-1.py(" in account.splitlines()[1]
 
 

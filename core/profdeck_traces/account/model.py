@@ -12,7 +12,11 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
 """An owner's kind, title, name, line and origin."""
 
-NAMELESS = frozenset({"between", "not recorded", "profiler", "wait for thread", "wait for rank", "wait for role"})
+_JOINED = frozenset(
+    {"profiler", "data loading", "garbage collection", "checkpoint", "compilation", "output", "validation"}
+)
+"""Kinds whose owners share one row per function: many short events explain the time together."""
+NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role", *_JOINED})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 
 
@@ -88,7 +92,10 @@ class OwnerIdentity:
     @property
     def row(self) -> OwnerRowKey:
         """Kind, title, name, line and origin. Tables combine owners with the same values in one row."""
-        return self.kind, self.title, self.name, self.line, self.origin
+        if self.kind == "profiler":  # the caller of the profiler does not explain its time
+            return self.kind, self.title, None, None, None
+        name = None if self.kind in _JOINED else self.name
+        return self.kind, self.title, name, self.line, self.origin
 
     @property
     def origin(self) -> str | None:

@@ -59,10 +59,13 @@ class OwnerKind(IntEnum):
 
     @property
     def with_side(self) -> str:
-        """Side and label for use in a sentence, such as ``the host (operator)``."""
-        return f"the {self.side} ({self.label})" if self.side in {"host", "device"} else self.label
+        """Side and kind for use in a sentence, such as ``the host (operator)``."""
+        text = KIND_TEXTS.get(self.label, self.label)
+        return f"the {self.side} ({text})" if self.side in {"host", "device"} else text
 
 
+KIND_TEXTS = {"between": "outside operators", "device held": "device idle, cause unknown"}
+"""Texts for readers, by label, of the kinds whose label needs an explanation."""
 _SIDES = {
     **dict.fromkeys(
         (

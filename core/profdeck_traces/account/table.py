@@ -249,6 +249,7 @@ def _with_gains(
     is_sum = {owner.key: owner.name is None and len(owners) >= MAX_OWNERS for owner in owners}
     groups: list[tuple[OwnerTime, ...]] = [(owner,) for owner in owners[:MAX_GAINS] if not is_sum[owner.key]]
     groups += [group for group in _rows(owners)[:MAX_GAINS] if len(group) > 1 and not is_sum[group[0].key]]
+    groups = [group for group in groups if len({owner.name for owner in group}) == 1]  # as `_OwnerFinder` requires
     gains = [Gain() for _ in groups]
     steps_us: list[list[float]] = [[] for _ in groups]
     finder = _OwnerFinder(names, windows.kinds, texts)

@@ -8,7 +8,7 @@ from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.host_states import NOTHING
-from profdeck_traces.analysis.owner_names import name_of_owner
+from profdeck_traces.analysis.owner_names import function_text, name_of_owner, title_text
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
@@ -205,7 +205,8 @@ def _owners_by_function(account: AccountDiff) -> list[tuple[str, float]]:
     changes: dict[str, float] = {}
     for owner in account.owners:
         if owner.line is not None and owner.rank is None:
-            changes[owner.line] = changes.get(owner.line, 0.0) + owner.delta_ns / _NS_PER_US
+            label = function_text(owner.line)
+            changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
     return list(changes.items())
 
 
@@ -221,7 +222,7 @@ def _owners_by_line(account: AccountDiff) -> list[tuple[str, float]]:
         if owner.rank is not None:
             label = f"{owner.kind} {owner.rank}"
         else:
-            label = f"{owner.kind} in {owner.line}" if owner.line else owner.label
+            label = f"{title_text(owner.kind)} in {function_text(owner.line)}" if owner.line else owner.label
         changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
     return sorted(changes.items(), key=lambda change: -abs(change[1]))
 

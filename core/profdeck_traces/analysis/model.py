@@ -425,6 +425,8 @@ class RunSummary:
     """Servers with engine iterations, sorted by run, role and replica."""
     unread: tuple[str, ...] = ()
     """Paths that could not be read: traces, directories, and files such as ``run.json``."""
+    verdict: str = ""
+    """The answer in one sentence: the first finding that is not a note, or else the largest owner."""
     headlines: tuple[str, ...] = ()
     """For each role with an account, its step time and each side's share of the critical path, in one sentence."""
 

@@ -25,11 +25,12 @@ from profdeck_traces.analysis.diff_text import (
     verdict_of,
 )
 from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.owner_names import OWNER, location_heading
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, json_limit, regression_limit, terminal, text_layout
-from profdeck_traces.cli.owner_labels import origin_label, owner_label
+from profdeck_traces.cli.owner_labels import owner_columns
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import AccountDiff, Change, RoleDiff, RunDiff
@@ -215,7 +216,7 @@ def _tables(role: RoleDiff, top: int | None, width: int, named: bool) -> list[te
     """
     tables = []
     if (account := role.account) is not None:
-        heading = _named("owner on the critical path", role, named=named)
+        heading = _named(OWNER, role, named=named)
         most = len(account.owners) if top is None else top
         render = functools.partial(_account, heading, account, width)
         tables.append(text_layout.ScreenTable(render, 1, most, _FEWEST_OWNERS))
@@ -245,31 +246,30 @@ def _section(  # noqa: PLR0913, PLR0917 - callers bind all parameters but the la
 
 def _account(heading: str, account: AccountDiff, width: int, limit: int) -> list[Text]:
     """Format the owners whose time changed. The last row is the step, the sum of all other rows."""
-    times: dict[tuple[str, str | None, str | None, str | None, str], tuple[int, int]] = {}
+    times: dict[tuple[str, str, str | None, str | None], tuple[int, int]] = {}
     for owner in account.owners:
-        key = owner.kind, owner.name, owner.line, owner.origin, owner.title
+        kind, title, name, _, origin = owner.row
+        key = kind, title, name, origin
         before, after = times.get(key, (0, 0))
         times[key] = before + owner.before_ns, after + owner.after_ns
     least = _LEAST_OWNER * max(account.step_before_ns, account.step_after_ns)
     changed = [key for key, (before, after) in times.items() if abs(after - before) >= least]
-    changed = [key for key in changed if key[1] or key[0] in NAMELESS]
+    changed = [key for key in changed if key[2] or key[0] in NAMELESS]
     shown = sorted(changed, key=lambda key: -abs(times[key][1] - times[key][0]))[:limit]
     if not shown:
         return []
-    is_unlimited = width >= text_layout.UNLIMITED
-    size = width if is_unlimited else max(24, (width - 33) // 2)
-    labels = [owner_label(title, name, size, full=is_unlimited) for _, name, _, _, title in shown]
-    room = max(8, width - 35 - max(map(len, labels)))  # other columns and gaps
+    room = width - 32  # other columns and gaps
+    columns = owner_columns([key[1:] for key in shown], room, full=width >= text_layout.UNLIMITED)
     rows = [
-        [*_of_times(*times[key]), label, origin_label(key[3], key[2], room) if key[3] else ""]
-        for key, label in zip(shown, labels, strict=True)
+        [*_of_times(*times[key]), owner, place if key[3] else ""]
+        for key, (owner, place) in zip(shown, columns, strict=True)
     ]
     others = [sides for key, sides in times.items() if key not in shown]
     if others:
         before, after = (sum(sides[side] for sides in others) for side in (0, 1))
-        rows.append([*_of_times(before, after), plural(len(others), "other owner"), ""])
-    rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "all owners", ""])
-    header = ("before ms", "after ms", "change ms", heading, "location")
+        rows.append([*_of_times(before, after), plural(len(others), "other"), ""])
+    rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "step", ""])
+    header = ("before ms", "after ms", "change ms", heading, location_heading([key[3] for key in shown]))
     lines = text_layout.aligned(header, rows, width, left=(heading,))
     if account.borders_before != account.borders_after:
         rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +13,28 @@ from profdeck_traces.account.borders import BORDER_TEXTS, HOST
 from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
+from profdeck_traces.analysis.owner_names import OWNER, location_heading
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
-from profdeck_traces.cli.owner_labels import origin_label, owner_label, short_event
+from profdeck_traces.cli.owner_labels import owner_columns, short_event
 from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, fitted, side_by_side, wrapped
-from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, headlines_of, not_complete, teams_of
+from profdeck_traces.findings.finding import is_note
+from profdeck_traces.findings.overview import (
+    Team,
+    WorkRow,
+    about,
+    first_of,
+    headlines_of,
+    not_complete,
+    notes_of,
+    sentence_of,
+    teams_of,
+)
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
-    from profdeck_traces.analysis.run_model import Finding
 
 MAX_FINDINGS = 5
 _STAGES, _FEWEST_STAGES, _LEAST_STAGE = 6, 2, 0.01
@@ -69,15 +79,20 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     teams = everyone if is_full else first_of(everyone, _MOST_TRACES)
     tables = [table for team in teams for table in _tables_of(team, len(everyone) > 1, screen)]
     notes = [f"{plural(len(everyone) - len(teams), 'more trace')} with --full."] if len(everyone) > len(teams) else []
-    lines = _about(run, paths, everyone, width)
-    lines += [line for text in headlines_of(teams) for line in wrapped(text, width, indent="  ")] + [Text()]
+    about_run = _about(run, paths, everyone, width)
+    about_run += [line for text in headlines_of(teams) for line in wrapped(text, width, indent="  ")]
+    about_run += [
+        line
+        for text in notes_of(run, advice=is_full)
+        for line in wrapped(f"Note: {text}", width, indent="    ", first="  ")
+    ]
     if screen.height is None:
-        lines += _findings(run.findings, width, screen.findings)
+        lines = [*_findings(run, width, screen.findings), Text(), *about_run]
     else:
-        room = screen.height - 1 - len(lines)  # one line is left for the prompt
+        room = screen.height - 2 - len(about_run)  # one line is left for the prompt
         accounts = [attrs.evolve(table, rows=table.fewest).lines for table in tables if table.priority <= _ACCOUNT]
         reserved = sum(len(account) + 1 for account in accounts) + 2 * (len(notes) + 1)
-        lines += _findings(run.findings, width, screen.findings, max_lines=room - reserved)
+        lines = [*_findings(run, width, screen.findings, max_lines=room - reserved), Text(), *about_run]
         room = screen.height - 1 - len(lines)
         tables, hidden = fitted(tables, room - 2 * len(notes), "--full")
         notes += hidden
@@ -99,24 +114,27 @@ def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width:
     return [*lines, *(line for block in poor for line in block)]
 
 
-def _findings(
-    findings: Sequence[Finding], width: int, most: int | None, max_lines: int = text_layout.UNLIMITED
-) -> list[Text]:
-    """Format the findings. The first is always shown. Advice is omitted if an earlier finding gives the same advice."""
+def _findings(run: RunSummary, width: int, most: int | None, max_lines: int = text_layout.UNLIMITED) -> list[Text]:
+    """Format the verdict, then the other findings. The first finding is the verdict, unless all findings are notes.
+
+    Advice is omitted if an earlier finding gives the same advice.
+    """
+    findings = [finding for finding in run.findings if not is_note(finding)]
     if not findings:
-        return [Text("Findings: nothing stands out.", style="bold")]
+        return wrapped(run.verdict, width, indent="  ", first="", style="bold")
     blocks: list[list[Text]] = []
     advice: set[str] = set()
     for number, finding in enumerate(findings[:most], 1):
-        block = wrapped(finding.text, width, indent="   ", first=f"{number}. ")
+        style = "bold" if finding.text == run.verdict else ""
+        block = wrapped(finding.text, width, indent="   ", first=f"{number}. ", style=style)
         if finding.do not in advice:
-            block += wrapped(f"{finding.do[:1].upper()}{finding.do[1:]}.", width, indent="   ", style="dim")
+            block += wrapped(sentence_of(finding.do), width, indent="   ", style="dim")
         advice.add(finding.do)
         blocks.append(block)
     shown = blocks
-    while len(shown) > 1 and sum(map(len, shown)) + 1 + (len(shown) < len(findings)) > max_lines:
+    while len(shown) > 1 and sum(map(len, shown)) + (len(shown) < len(findings)) > max_lines:
         shown = shown[:-1]
-    lines = [Text("Findings", style="bold"), *(line for block in shown for line in block)]
+    lines = [line for block in shown for line in block]
     if more := len(findings) - len(shown):
         lines.append(Text(f"   {more} more with --full.", style="dim"))
     return lines
@@ -166,24 +184,23 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     shown = [row for row in named_owners if row.share >= _LEAST_OWNER][:limit]
     if not shown:
         return []
-    is_unlimited = width >= text_layout.UNLIMITED
-    size = width if is_unlimited else max(24, (width - 18) // 2)
-    owners = [owner_label(row.title, row.name, size, full=is_unlimited) for row in shown]
     # Show the gain column only if there are gains.
     gains = ["" if row.gain_us is None else ms(row.gain_us) for row in shown]
     front = ("share", _per(team), *["gain"] * any(gains))
-    room = width - sum(_GAP + len(cell) for cell in front) - max(map(len, owners)) - _GAP
+    room = width - sum(_GAP + max(7, len(cell)) for cell in front)
+    places = [(row.title, row.name, row.origin) for row in shown]
+    columns = owner_columns(places, room, full=width >= text_layout.UNLIMITED)
     rows = [
-        [percent(row.share), ms(row.mean_us), *[gain] * any(gains), owner, origin_label(row.origin, row.line, room)]
-        for row, gain, owner in zip(shown, gains, owners, strict=True)
+        [percent(row.share), ms(row.mean_us), *[gain] * any(gains), *of_row]
+        for row, gain, of_row in zip(shown, gains, columns, strict=True)
     ]
     rest = [row for row in team.account if row not in shown]
     if rest:
         share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
-        rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other owner"), "-"])
-    header = (*front, "owner on the critical path", _heading(team, "location", named))
-    lines = aligned(header, rows, width, left=("owner on the critical path",))
-    texts = [team.next_limit, *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
+        rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other"), "-"])
+    place = location_heading([row.origin for row in shown])
+    lines = aligned((*front, OWNER, _heading(team, place, named)), rows, width, left=(OWNER,))
+    texts = [team.gain_text, *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
     if team.longest is not None:
         longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
         texts.insert(1, f"The longest step is on {team.longest.label}: {longest} ms. Mean of the ranks: {mean} ms.")
@@ -203,7 +220,7 @@ def _stages(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # n
             percent(row.share),
             f"+{row.spread:.0%}" if ranked and row.spread >= 0.005 else "",  # noqa: PLR2004 - a half percent
             _short_rank(row.slowest) if ranked and row.spread >= 0.05 else "",  # noqa: PLR2004 - five percent
-            ("" if row.is_stage else "of all: ") + row.name,
+            row.title,
         ]
         for row in shown
     ]
@@ -244,7 +261,8 @@ def _device(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # n
 
 def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noqa: FBT001
     rows = team.kernels or team.operators
-    cut = functools.partial(short_event, is_kernel=bool(team.kernels), full=width >= text_layout.UNLIMITED)
+    full = width >= text_layout.UNLIMITED
+    cut = lambda name, room: short_event(name, None if full else room, is_kernel=bool(team.kernels))  # noqa: E731
     table = [
         [ms(row.mean_us), percent(row.share), _calls(row), row.category, row.name]
         for row in rows[:limit]

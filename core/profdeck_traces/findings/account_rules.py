@@ -19,13 +19,14 @@ from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.engine_rules import HOST_BETWEEN
 from profdeck_traces.findings.rank_finding import (
-    GET_FUNCTION,
     WAITED_FOR_CPU,
     NotJudged,
     RankFinding,
     draft,
+    get_function,
     ms,
     percent,
+    record_with,
 )
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loop_wait, is_sleep
@@ -194,7 +195,7 @@ _CAUSES = {
         condition="Overhead that the profiler records, over 5 %.",
         min_share=0.05,
         subject=_fixed("The profiler's own work takes"),
-        cure=_fixed("to measure times, record without stacks and shapes"),
+        cure=_fixed("to measure times, record fewer details"),
         is_certain=True,
     ),
     causes.COMMUNICATION: _Cause(
@@ -512,7 +513,8 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     if bursts:
         text = f"{subject} {_burst_text(view, one, bursts)}{_where(one)}"
     else:
-        text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){_where(one)}"
+        where = "" if one.cause == causes.PROFILER else _where(one)
+        text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){where}"
     if gain_us < 0.8 * time_us and cause.gain_share == 1:
         limit = None if one.next_limit is None else OwnerKind.from_label(one.next_limit)
         limited = "" if limit in {None, OwnerKind.BETWEEN} else f", limited by {limit.with_side}"
@@ -604,6 +606,13 @@ def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is
             if is_burst
             else "raise num_workers of the DataLoader"
         )
+    if one.cause == causes.PROFILER:
+        account = view.rank.account
+        is_on = {"with_stack": account is not None and account.has_stacks, "record_shapes": bool(view.rank.shapes)}
+        if options := [option for option in is_on if is_on[option]]:
+            names = " and ".join({"with_stack": "stacks", "record_shapes": "shapes"}[option] for option in options)
+            return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"
+        return "compare times only with those of other recordings, because every recording slows the step down"
     return cause.cure(one, one.calls / account.steps)
 
 
@@ -687,7 +696,7 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
     if others >= _ALMOST_ALL * blocked_us / step_us:
         text += ", while other threads of the process use the CPU"
     return None, draft(
-        view, "outside-operators", text, GET_FUNCTION, gain_us=blocked_us, time_us=blocked_us, step_us=step_us
+        view, "outside-operators", text, get_function(view), gain_us=blocked_us, time_us=blocked_us, step_us=step_us
     )
 
 
@@ -723,7 +732,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
                 "idle-stage",
                 f"{one.annotation} takes {percent(stage_us / step_us)} of {_each(account)} ({ms(stage_us)}), over 90% "
                 "of it outside operators",
-                GET_FUNCTION,
+                get_function(view),
                 gain_us=gain_us,
                 time_us=time_us,
                 step_us=step_us,
@@ -750,7 +759,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
             f"The recorded threads run no operator {percent(rest_us / step_us)} of {_each(account)} ({ms(rest_us)})"
             + (f", most of it in {stage}" if stage else "")
             + (f"; without waits for a CPU, an estimated {ms(own_us)}" if wait_share else ""),
-            GET_FUNCTION,
+            get_function(view),
             gain_us=own_us,
             time_us=rest_us,
             step_us=step_us,

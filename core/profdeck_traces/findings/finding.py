@@ -25,6 +25,10 @@ _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
 _MAX_CPU_WAIT = 0.2
 """If a busy machine's CPU wait is a larger fraction of the step, it also precedes findings up to twice as long."""
+_MAX_PROFILER_NOTE = 0.3
+"""Profiler work up to this fraction of the step is a note, not a cause: it makes all times longer alike."""
+_NOTES = frozenset({"few-steps", "cold-step"})
+_PROFILER = "profiler"
 _PAIR = 2
 _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
@@ -33,7 +37,8 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run.
 
     Missing data comes first. The remaining findings are sorted by their gain as a share of the step, or by the share of
-    the step they take if the gain is unknown. A busy machine counts twice if it takes over 20 % of the step.
+    the step they take if the gain is unknown. A busy machine counts twice if it takes over 20 % of the step. Notes come
+    last.
     """
     return with_findings(run).findings
 
@@ -70,7 +75,13 @@ def with_findings(run: RunSummary) -> RunSummary:
     for view in everyone:
         captures.setdefault(view.rank.role, {}).setdefault(view.label, set()).add(view.rank.capture)
     found = [_combined(team, captures[team[0].role], noun) for team in teams.values()]
-    found.sort(key=lambda finding: (-_time_share(finding) * (2 if _casts_doubt(finding) else 1), finding.rule))
+    found.sort(
+        key=lambda finding: (
+            is_note(finding),
+            -_time_share(finding) * (2 if _casts_doubt(finding) else 1),
+            finding.rule,
+        )
+    )
     findings = (
         *run_rules.incomplete(run),
         *run_rules.unrecorded_work(run),
@@ -81,6 +92,14 @@ def with_findings(run: RunSummary) -> RunSummary:
     findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
     causes = _causes(findings, not_judged, views, server_findings.CAUSES if servers else frozenset())
     return attrs.evolve(run, findings=findings, causes=causes)
+
+
+def is_note(finding: Finding) -> bool:
+    """Return whether a finding is about the recording and names no cause of long steps.
+
+    Profiler work over 30 % of the step is a cause: the recorded step then differs too much from the usual one.
+    """
+    return finding.rule in _NOTES or (finding.rule == _PROFILER and _time_share(finding) <= _MAX_PROFILER_NOTE)
 
 
 def _casts_doubt(finding: Finding) -> bool:

@@ -13,21 +13,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from profdeck_traces.account.model import OwnerRowKey, OwnerTime
+from profdeck_traces.account.model import NAMELESS, OwnerRowKey, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import ms, percent, ranges
 from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import RunSummary, ServerSummary, StepSummary
+from profdeck_traces.analysis.owner_names import function_text, title_text
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
+from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.base.text import plural
+from profdeck_traces.findings.finding import is_note
+from profdeck_traces.findings.rank_finding import MACHINE_BUSY, WAITED_FOR_CPU
 from profdeck_traces.findings.rank_view import RankView, views_of
 
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
+_PROFILER = OwnerKind.PROFILER.label
 _MAX_LISTED = 4
+_LONGEST_NAME = 48
 
 _LEAST_SIDE = 0.005
 _LONGER = 1.005
@@ -40,7 +46,7 @@ class StageRow:
 
     name: str
     is_stage: bool
-    """False for the rows that tell what was outside: they are parts of other rows."""
+    """False for the rows about time outside operators, which is also part of the stages."""
     mean_us: float
     share: float
     """Of the step on the host."""
@@ -48,6 +54,11 @@ class StageRow:
     """Mean time of each rank, in the order of the role's ranks."""
     slowest: str | None
     """Rank with the longest stage; None for a single rank, or if there are only cold steps."""
+
+    @property
+    def title(self) -> str:
+        """Name for tables."""
+        return self.name if self.is_stage else f"whole step: {self.name}"
 
     @property
     def spread(self) -> float:
@@ -91,7 +102,7 @@ class OwnerRow:
     title: str
     """The kind. For a wait, also the awaited rank and kind."""
     name: str | None
-    """Name of the event; ``None`` if no event is open, or for the sum of small owners."""
+    """Name of the event; ``None`` if no event is open, or for the sum of several owners."""
     line: str | None
     """Function in the user's code, or ``None`` if unknown."""
     origin: str | None
@@ -211,12 +222,13 @@ class Team:
         return f"{time} ms per {self.unit}; critical path: {', '.join(parts)}"
 
     @property
-    def next_limit(self) -> str:
-        """Sentence that names the next limit of the step without its largest owner. Empty if unknown."""
-        kind = self.account[0].next_limit if self.account else None
-        if kind is None:
+    def gain_text(self) -> str:
+        """Meaning of the gains, and what limits the step without its largest owner. Empty if there are no gains."""
+        if all(row.gain_us is None for row in self.account):
             return ""
-        return f"Without the first owner, the next limit would be {OwnerKind.from_label(kind).with_side}."
+        kind = self.account[0].next_limit
+        limit = f" Without the first row, the next limit is {OwnerKind.from_label(kind).with_side}." if kind else ""
+        return f"gain: time that the {self.unit} would save without that row.{limit}"
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
@@ -237,6 +249,48 @@ def teams_of(run: RunSummary) -> tuple[Team, ...]:
         )
         for (directory, role, path), views in groups.items()
     )
+
+
+def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
+    """Return the first finding that is not a note. If there is none, return the largest owner of the longest step."""
+    for finding in run.findings:
+        if not is_note(finding):
+            return finding.text
+    team = max((team for team in teams if team.account), key=lambda team: team.step_us, default=None)
+    owners = [row for row in team.account if row.name or row.kind in NAMELESS] if team else []
+    owner = next((row for row in owners if row.kind != _PROFILER), None)
+    if team is None or owner is None:
+        return "No cause stands out."
+    place = "" if owner.origin in {None, owner.name} else f" in {function_text(owner.origin or '')}"
+    whose = f" of {team.name}" if len(teams) > 1 and team.name else ""
+    time = ms(sum(row.mean_us for row in team.account))
+    name = owner_text(owner.title, owner.name and cut_middle(function_text(owner.name), _LONGEST_NAME))
+    return f"No cause stands out: the {team.unit}{whose} takes {time} ms, {owner.share:.0%} of it in {name}{place}."
+
+
+def sentence_of(advice: str) -> str:
+    """Return a finding's advice as a sentence."""
+    return f"{advice[:1].upper()}{advice[1:]}."
+
+
+def notes_of(run: RunSummary, *, advice: bool) -> list[str]:
+    """Return the findings that are notes, and the causes that could not be judged because the ranks waited for a CPU."""
+    notes = [note.text + (f" {sentence_of(note.do)}" if advice else "") for note in run.findings if is_note(note)]
+    for reason in (MACHINE_BUSY, WAITED_FOR_CPU):
+        if unknown := [cause.cause for cause in run.causes if (cause.reason or "").startswith(reason)]:
+            notes.append(f"Not judged, because {reason}: {', '.join(unknown)}.")
+    return notes
+
+
+def owner_text(title: str, name: str | None) -> str:
+    """Join the title and the name of an owner, such as ``operator aten::mm``."""
+    title = title_text(title)
+    if name is None:
+        return title
+    if title == OUTSIDE:
+        return f"{title} in {name}"
+    *_, kind = title.rpartition(": ")
+    return f"{title.removesuffix(kind)}{name}" if name.startswith(kind) else f"{title} {name}"
 
 
 def headlines_of(teams: Sequence[Team]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import attrs
 
+from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.run_model import Evidence
+from profdeck_traces.base.text import shell_word
 from profdeck_traces.findings.rank_view import RankView
 
 
@@ -54,8 +56,6 @@ MACHINE_BUSY = "the machine was busy"
 """Reason for causes that cannot be distinguished from waits for a CPU."""
 WAITED_FOR_CPU = "the ranks waited for a CPU"
 """The same if the load of the job itself can explain these waits."""
-GET_FUNCTION = "record one step with `with_stack: true` to get the function"
-"""Suggested action for time outside operators without stacks."""
 
 
 @attrs.frozen
@@ -78,6 +78,45 @@ def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> Rank
         "evidence": view.evidence(),
     }
     return RankFinding(rule=rule, text=text, do=do, **(defaults | more))  # type: ignore[arg-type]  # the fields are checked
+
+
+def get_function(view: RankView) -> str:
+    """Return the suggested action for time outside operators without stacks."""
+    how = record_with(view, "with_stack", steps=1)
+    return f"{how}, to get the function" if view.rank.role is None else f"record one step with stacks: {how}"
+
+
+def record_with(view: RankView, *options: str, value: str = "true", steps: int | None = None) -> str:
+    """Return the command or setting that records a rank again with other options.
+
+    Args:
+        view: The rank.
+        options: Boolean options of the backend.
+        value: Their value.
+        steps: Number of steps to record. Default: those of the view.
+    """
+    role = view.rank.role
+    if role is None:  # not recorded by profdeck
+        return f"pass {' and '.join(f'{option}={value.capitalize()}' for option in options)} to torch.profiler.profile"
+    settings, keys = [f"options.{option}={value}" for option in options], [f"{option}: {value}" for option in options]
+    if view.is_engine:
+        command = f"profdeck capture servers --url URL --iterations {steps or 5}"
+        command += "".join(f" --set server.{setting}" for setting in settings)
+    else:
+        numbers = [step.step for step in view.steps if step.step is not None]
+        which = shell_word(ranges([numbers[-1]] if numbers and steps == 1 else numbers) or "10..14")
+        command = f"profdeck run --steps {which}{''.join(f' --set {role}.{setting}' for setting in settings)} SCRIPT"
+    return f"`{command}`, or `{', '.join(keys)}` in roles.{role}.options of the config"
+
+
+def record_in_a_row(view: RankView) -> str:
+    """Return the suggested action for recordings with too few steps."""
+    do = "record at least three steps in a row"
+    if view.rank.role is None:
+        return do
+    first = max((step.step for step in view.steps if step.step is not None), default=10)
+    steps = f"{first}..{first + 4}"
+    return f'{do}: `profdeck run --steps {steps} SCRIPT`, or `steps: ["{steps}"]` in the config'
 
 
 def ms(time_us: float) -> str:

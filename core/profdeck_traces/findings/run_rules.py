@@ -14,19 +14,22 @@ from profdeck_traces.analysis.collectives import is_message
 from profdeck_traces.analysis.detail_model import CollectiveCalls
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import GroupSkew, RunSummary
+from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
+from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.rank_finding import (
-    GET_FUNCTION,
     WAITED_FOR_CPU,
     NotJudged,
     RankFinding,
     draft,
+    get_function,
     ms,
     percent,
+    record_in_a_row,
 )
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.findings.rank_work import operator_work_ratio, work_ratio
@@ -128,7 +131,7 @@ def few_steps(views: Sequence[RankView]) -> Iterator[Finding]:
         without = f" after {FIRST_STEP}" if any(view.excluded for view in views) else ""
         yield _notice(
             f"Only {plural(max(counts.values()), 'step')} recorded{without}; step-to-step variation is unknown",
-            "record at least three steps in a row",
+            record_in_a_row(next(view for view in views if view.kind == GLOBAL_STEP)),
             rule="few-steps",
         )
 
@@ -143,7 +146,7 @@ def cold_steps(views: Sequence[RankView]) -> Iterator[Finding]:
         which += f" step {number}," if len(steps) == 1 and number is not None else ""
         yield _notice(
             f"{which} {FIRST_STEP}, which takes longer than other steps; its times are not evaluated",
-            "record at least three steps in a row, or set `warmup_steps`",
+            f"{record_in_a_row(steps[0])}, or set `warmup_steps`",
             rule="cold-step",
         )
     if len(cold) > len(steps):
@@ -439,7 +442,7 @@ def _difference(slow: RankView, others: Sequence[RankView], time_us: float) -> t
     elif (longest := _main_owner(slow, others, time_us)) and longest.kind != _BETWEEN:
         cause, do = "", f"shorten {_label(longest)} on {slow.label}, or move it out of the step"
     elif longest and slow.rank.account and not slow.rank.account.has_stacks:
-        cause, do = "", GET_FUNCTION
+        cause, do = "", get_function(slow)
     else:
         cause, do = "", f"compare {slow.label} with another rank: `profdeck view`"
     return cause, do
@@ -458,9 +461,11 @@ def _label(owner: _Owner) -> str:
         return (
             f"time outside operators in {cut_middle(owner.name, _MAX_NAME)}" if owner.name else "time outside operators"
         )
-    name = cut_middle(owner.name, _MAX_NAME) if owner.name else owner.kind
+    name = owner.kind
+    if owner.name:
+        name = function_text(owner.name) if parse_frame(owner.name) else cut_middle(owner.name, _MAX_NAME)
     line = owner.line if owner.line and owner.line != owner.name else None
-    return f"{name} ({line})" if line else name
+    return f"{name} in {function_text(line)}" if line else name
 
 
 def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> RankFinding:

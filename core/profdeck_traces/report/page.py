@@ -9,7 +9,8 @@ from typing import Any
 from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import of_run, runs_of
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.overview import about, first_of, not_complete, teams_of
+from profdeck_traces.findings.finding import is_note
+from profdeck_traces.findings.overview import about, first_of, not_complete, notes_of, sentence_of, teams_of
 from profdeck_traces.report.rendering import Markup, render
 from profdeck_traces.report.role_section import role_section
 from profdeck_traces.report.run_sections import captures, changes, recordings, skew_section
@@ -50,6 +51,9 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend |
         "poor": not_complete(run),
         "labels": labels,
         "verdicts": verdicts,
+        # The first finding is the verdict, unless all findings are notes.
+        "verdict": "" if run.findings and run.findings[0].text == run.verdict else run.verdict,
+        "notes": notes_of(run, advice=True),
         "findings": _findings(run, [rank for _, rank in ranks]),
         "has_timeline": bool(payload["ranks"]),
         "ranks": payload["ranks"],
@@ -85,7 +89,7 @@ def _findings(run: RunSummary, ranks: Sequence[RankSummary]) -> list[dict[str, A
     return [
         {
             "text": finding.text,
-            "do": f"{finding.do[:1].upper()}{finding.do[1:]}.",
+            "do": sentence_of(finding.do),
             "rule": finding.rule,
             "share": "" if finding.share is None else f"{finding.share:.0%}",
             "rank": None if finding.evidence is None else places.get(finding.evidence.path),
@@ -93,4 +97,5 @@ def _findings(run: RunSummary, ranks: Sequence[RankSummary]) -> list[dict[str, A
             "duration": 0 if finding.evidence is None else round(finding.evidence.duration_us, 3),
         }
         for finding in run.findings
+        if not is_note(finding)
     ]

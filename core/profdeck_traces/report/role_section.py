@@ -9,8 +9,9 @@ from profdeck_traces.account.borders import BORDER_TEXTS
 from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.detail_model import CollectiveCalls, FunctionTime, RuntimeCalls
 from profdeck_traces.analysis.model import DeviceSummary, Gap, RankSummary
+from profdeck_traces.analysis.owner_names import OWNER, function_text, location_heading
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.overview import OwnerRow, StageRow, StepRow, Team, WorkRow
+from profdeck_traces.findings.overview import StageRow, StepRow, Team, WorkRow, owner_text
 from profdeck_traces.report import svg
 from profdeck_traces.report.cells import Cell, Column, Grid, count, filled, ms, name, number, percent, table
 from profdeck_traces.report.flame import flame_graph
@@ -78,7 +79,7 @@ def _stages(team: Team, per: str) -> Grid[StageRow]:
     ranks = len(team.stages[0].of_ranks_us) if team.stages else 0
     labels = team.rank_labels if 1 < ranks <= _MANY_RANKS and ranks == len(team.rank_labels) else []
     grid: Grid[StageRow] = {
-        "stage": lambda row: Cell(("" if row.is_stage else "of all: ") + row.name),
+        "stage": lambda row: Cell(row.title),
         per: lambda row: ms(row.mean_us),
         "share": lambda row: percent(row.share),
     }
@@ -106,18 +107,18 @@ def _account(team: Team, per: str) -> dict[str, Any]:
             "": lambda row: Cell(svg.share(row.share / shown[0].share)),
             per: lambda row: ms(row.mean_us),
             "gain": lambda row: ms(row.gain_us),
-            "owner on the critical path": lambda row: name(_owner(row)),
-            "location": lambda row: Cell(row.origin or "", kind="name copy"),
+            OWNER: lambda row: name(owner_text(row.title, row.name and function_text(row.name))),
+            location_heading([row.origin for row in shown]): lambda row: Cell(
+                function_text(row.origin or ""), kind="name copy"
+            ),
         },
     )
     others = [row for row in team.account if row not in shown]
     if others:
         share, mean_us = sum(row.share for row in others), sum(row.mean_us for row in others)
-        rows.append(
-            [percent(share), Cell(""), ms(mean_us), number(None), Cell(plural(len(others), "other owner")), Cell("")]
-        )
+        rows.append([percent(share), Cell(""), ms(mean_us), number(None), Cell(plural(len(others), "other")), Cell("")])
     longest = team.longest
-    texts = [team.next_limit, *(BORDER_TEXTS[border] for border in team.borders)]
+    texts = [team.gain_text, *(BORDER_TEXTS[border] for border in team.borders)]
     if longest is not None:
         times = f"{longest.step_us / 1000:,.3f} ms. Mean of the ranks: {longest.mean_us / 1000:,.3f} ms."
         texts.append(f"The longest step is on {longest.label}: {times}")
@@ -127,12 +128,6 @@ def _account(team: Team, per: str) -> dict[str, Any]:
         "account_texts": [text for text in texts if text],
         "account_notes": team.notes,
     }
-
-
-def _owner(row: OwnerRow) -> str:
-    if not row.name:
-        return row.title
-    return row.name if row.name.startswith(row.kind) else f"{row.title} {row.name}"
 
 
 def _memory(team: Team) -> list[dict[str, Any]]:

@@ -118,7 +118,7 @@ def headline(run: Path, step: int) -> str:
     """Return the first sentences of `profdeck summary` for a capture."""
     summary = load(run / f"step_{step:06d}").summary
     assert summary.headlines
-    return f"{summary.headlines[0]}. {summary.findings[0].text}"
+    return f"{summary.verdict} {summary.headlines[0]}."
 
 
 def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, str], tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_reason_names_a_function_rather_than_the_largest_of_its_events() -> None
     ]
     assert changed_steps(owners, 1).endswith("; most of it: train.py(9): update +9.500 ms.")
     owners[1] = attrs.evolve(owners[1], line="train.py(20): main")
-    expected = "; most of it: <built-in method findall> in train.py(9): update +6.000 ms; other owners: +4.000 ms."
+    expected = "; most of it: <built-in method findall> in update (train.py:9) +6.000 ms; other owners: +4.000 ms."
     assert changed_steps(owners, 1).endswith(expected)
 
 

@@ -177,7 +177,7 @@ def test_cause_in_python_is_not_judged_without_stacks(tmp_path: Path, cause: str
     (finding,) = run.findings
     assert (finding.rule, finding.do) == (
         "outside-operators",
-        "record one step with `with_stack: true` to get the function",
+        "pass with_stack=True to torch.profiler.profile, to get the function",
     )
 
 

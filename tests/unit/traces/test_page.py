@@ -86,7 +86,7 @@ def check_page(path: Path) -> str:
 def test_pictures_agree_with_the_tables(tmp_path: Path, job: GpuJob) -> None:
     text = check_page(job.write(tmp_path / "run"))
     assert "Device time per" in text
-    assert text.index("Owners of time on the critical path") < text.index("Device time per")
+    assert text.index("<h3>Critical path</h3>") < text.index("Device time per")
     assert re.search(r"critical path: (host|device) ", text)
     assert "overlapped" in text
     assert ("By collective" in text) is (job.ranks > 1)
@@ -117,12 +117,12 @@ def test_host_only_trace_has_stages_and_threads(tmp_path: Path) -> None:
 
 def test_largest_owner_has_its_gain_and_the_next_limit(tmp_path: Path) -> None:
     text = check_page(GpuJob(steps=3, products=40, launch_us=5).write(tmp_path / "run"))
-    _, _, owners = text.partition("Owners of time on the critical path")
+    _, _, owners = text.partition("<h3>Critical path</h3>")
     row = owners.partition("<tr><td")[2].partition("</tr>")[0]
     assert re.search(r'<rect class="bar" width="120.0"', row)
     assert row.count('<td class="n">') == 2
     assert '<td class="n"></td>' not in row
-    assert "Without the first owner, the next limit would be the " in text
+    assert "Without the first row, the next limit is the " in text
 
 
 @pytest.mark.parametrize(

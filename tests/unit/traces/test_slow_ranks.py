@@ -321,7 +321,7 @@ def test_time_outside_operators_in_each_step_makes_a_straggler(tmp_path: Path) -
     assert finding.text == (
         "The other ranks wait 1.50 ms per step for rank 1, where time outside operators grows from 0.20 ms to 6.70 ms."
     )
-    assert finding.do == "record one step with `with_stack: true` to get the function"
+    assert finding.do == "pass with_stack=True to torch.profiler.profile, to get the function"
 
 
 def test_time_outside_operators_in_few_steps_on_a_busy_machine_is_not_judged(tmp_path: Path) -> None:
