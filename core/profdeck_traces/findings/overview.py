@@ -277,8 +277,8 @@ def notes_of(run: RunSummary, *, advice: bool) -> list[str]:
     """Return the findings that are notes, and the causes that could not be judged because the ranks waited for a CPU."""
     notes = [note.text + (f" {sentence_of(note.do)}" if advice else "") for note in run.findings if is_note(note)]
     for reason in (MACHINE_BUSY, WAITED_FOR_CPU):
-        if unknown := [cause.cause for cause in run.causes if (cause.reason or "").startswith(reason)]:
-            notes.append(f"Not judged, because {reason}: {', '.join(unknown)}.")
+        unknown = [cause.cause for cause in run.causes if (cause.reason or "").startswith(reason)]
+        notes += [f"Not judged, because {reason}: {', '.join(unknown)}."] if unknown else []
     return notes
 
 
