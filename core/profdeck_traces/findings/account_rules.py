@@ -264,7 +264,7 @@ _CAUSES = {
         condition="Copies to another layout, data type or device by one function, over 10 %.",
         min_share=0.1,
         subject=lambda _, calls: f"Copying tensors to another layout or data type ({calls}) takes",
-        cure=lambda one: (
+        cure=lambda one, _: (
             "use channels_last for the model and its input: .to(memory_format=torch.channels_last)"
             if "conv" in (one.name or "").lower()
             else "copy once before the loop, or let the operators read the original layout"
@@ -607,8 +607,7 @@ def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is
             else "raise num_workers of the DataLoader"
         )
     if one.cause == causes.PROFILER:
-        account = view.rank.account
-        is_on = {"with_stack": account is not None and account.has_stacks, "record_shapes": bool(view.rank.shapes)}
+        is_on = {"with_stack": account.has_stacks, "record_shapes": bool(view.rank.shapes)}
         if options := [option for option in is_on if is_on[option]]:
             names = " and ".join({"with_stack": "stacks", "record_shapes": "shapes"}[option] for option in options)
             return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"

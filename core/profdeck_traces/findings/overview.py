@@ -274,7 +274,7 @@ def sentence_of(advice: str) -> str:
 
 
 def notes_of(run: RunSummary, *, advice: bool) -> list[str]:
-    """Return the findings that are notes, and the causes that could not be judged because the ranks waited for a CPU."""
+    """Return the findings that are notes, and the causes not judged because ranks waited for a CPU."""
     notes = [note.text + (f" {sentence_of(note.do)}" if advice else "") for note in run.findings if is_note(note)]
     for reason in (MACHINE_BUSY, WAITED_FOR_CPU):
         unknown = [cause.cause for cause in run.causes if (cause.reason or "").startswith(reason)]
