@@ -40,9 +40,10 @@ def account_costs(path: Path, rounds: int) -> dict[str, float]:
     from profdeck_traces.account.idle_periods import NO_PERIODS
     from profdeck_traces.analysis import summary
     from profdeck_traces.analysis.critical_path import path_windows
+    from profdeck_traces.reading.reader import read_trace as read
 
     of_summary = summary._Summary  # noqa: SLF001 - measures a part of the summary
-    account_of, read = of_summary._account_of, summary.read_trace  # noqa: SLF001 - measures a part of the summary
+    account_of = of_summary._account_of  # noqa: SLF001 - measures a part of the summary
     spent: dict[str, list[float]] = {}
     events = 0
 
