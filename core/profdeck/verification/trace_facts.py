@@ -84,10 +84,11 @@ def capture_members(facts: TraceFacts) -> list[CaptureMember]:
     """Return the members of a trace's capture; see `profdeck_traces.inputs.facts.RunRecords`.
 
     These are all ranks of each role and replica with a manifest, the servers of fleets, and the roles in ``run.json``
-    without a manifest.
+    that recorded nothing in this step.
     """
     run = Path(facts.run)
     members: dict[CaptureMember, None] = {}
+    recorded, sizes = set[str](), dict[tuple[str, int | None], int]()
     step = run / f"step_{facts.first_step:06d}"
     for file in filter(is_manifest, files_below(step)):
         try:
@@ -96,17 +97,20 @@ def capture_members(facts: TraceFacts) -> list[CaptureMember]:
             if file.name.endswith(f".{facts.capture}.json"):
                 members[_member_at(file.relative_to(step))] = None
             continue
+        recorded.add(manifest.role)
         if manifest.capture != facts.capture or not is_in_place(file, manifest, run):
             continue
         role, replica = manifest.role, manifest.replica
         if manifest.target is None:
-            ranks = {manifest.rank, *manifest.expected_ranks, *range(min(manifest.world_size, MAX_RANKS))}
-            members |= dict.fromkeys(CaptureMember(role, replica, rank) for rank in ranks)
+            members[CaptureMember(role, replica, manifest.rank)] = None
+            sizes[role, replica] = max(sizes.get((role, replica), 0), min(manifest.world_size, MAX_RANKS))
         elif manifest.targets:
             members |= dict.fromkeys(CaptureMember(role, target.replica) for target in manifest.targets)
         else:
             members[CaptureMember(role, replica)] = None
-    roles = {member.role for member in members}
+    for (role, replica), size in sizes.items():
+        members |= dict.fromkeys(CaptureMember(role, replica, rank) for rank in range(size))
+    roles = recorded.union(member.role for member in members)
     return [*members, *(CaptureMember(role) for role in _listed_roles(run) if role not in roles)]
 
 

@@ -38,6 +38,7 @@ COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other 
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
+_BLOCK = 1 << 16  # number of segments grouped at once, because their columns need 100 bytes per segment
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 
@@ -142,13 +143,20 @@ def owners_of_segments(
         kinds: `RowKind` of each row.
         numbers: Number of each known owner. New owners are added.
     """
-    columns = _columns(names, kinds, path.row)
-    groups, first = _grouped([path.kind.astype(np.int64), *columns])
-    codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
-    # Names that differ only in their addresses share a key.
-    number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
-    del columns
-    return np.array(number)[groups]
+    owner = np.empty(len(path), np.int64)
+    number_of: dict[tuple[int, ...], int] = {}
+    for first in range(0, len(path), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        columns = [path.kind[block].astype(np.int64), *_columns(names, kinds, path.row[block])]
+        groups, of_group = _grouped(columns)
+        number = []
+        for code in map(tuple, np.stack([column[of_group] for column in columns], axis=1).tolist()):
+            if code not in number_of:
+                # Names that differ only in their addresses share a key.
+                number_of[code] = numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers))
+            number.append(number_of[code])
+        owner[block] = np.array(number)[groups]
+    return owner
 
 
 def owned_path(windows: PathWindows, names: Attribution) -> OwnedPath:
