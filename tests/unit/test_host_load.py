@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import attrs
 import pytest
 
 from profdeck.base.host_counters import HostCounters
-from profdeck_traces.inputs.host_load import HostLoad
+from profdeck_traces.inputs.host_load import HostLoad, with_other_load
 
 IDLE = HostLoad(wall_s=2.0, cpu_s=1.9, cpus=8, load_at_start=1.0, load_at_end=1.0, run_queue_s=0.01)
 
@@ -39,6 +40,40 @@ def test_contention_has_a_cause(load: HostLoad, text: str | None) -> None:
     assert load.describe_contention() == text
 
 
+RANK = HostLoad(
+    wall_s=2.0, cpu_s=1.8, cpus=2, load_at_start=2.0, load_at_end=2.0, run_queue_s=0.4, host_cpu_s=3.8,
+    all_run_queue_s=0.5, usable_cpus=2,
+)  # fmt: skip
+
+
+def test_ranks_that_use_the_cpus_themselves_do_not_make_the_machine_busy() -> None:
+    loads = with_other_load([RANK, RANK])
+    assert [load.other_cpus for load in loads] == [pytest.approx(0.1), pytest.approx(0.1)]
+    assert [load.describe_contention() for load in loads] == [None, None]
+    assert not loads[0].is_oversubscribed  # 2.3 runnable threads on 2 CPUs
+    assert loads[0].wait_fraction == pytest.approx(0.2)
+
+
+def test_other_processes_make_the_machine_busy() -> None:
+    load, _ = with_other_load([attrs.evolve(RANK, cpu_s=0.9), attrs.evolve(RANK, cpu_s=0.9)])
+    assert load.describe_contention() == (
+        "the main thread waited 20% of the time for a CPU, other processes used 1.0 of 2 CPUs"
+    )
+
+
+def test_ranks_with_more_threads_than_cpus_are_oversubscribed() -> None:
+    loads = with_other_load([attrs.evolve(RANK, all_run_queue_s=6.0)] * 2)
+    assert loads[0].wanted_cpus == pytest.approx(7.8)
+    assert all(load.is_oversubscribed and load.describe_contention() is None for load in loads)
+
+
+def test_load_average_estimates_other_processes_if_their_cpu_time_is_unknown() -> None:
+    load, _ = with_other_load([attrs.evolve(RANK, host_cpu_s=None)] * 2)
+    assert load.other_cpus == 0.0
+    load, _ = with_other_load([attrs.evolve(RANK, host_cpu_s=None, load_at_start=9.0, load_at_end=8.2)] * 2)
+    assert load.other_cpus == pytest.approx(6.0)
+
+
 def write(root: Path, name: str, content: str) -> None:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +87,9 @@ def test_counters_of_a_host(tmp_path: Path, is_v1: bool) -> None:
         write(tmp_path, "proc/self/task/7/schedstat", f"{factor}500000000 {factor}000000000 3\n")
         pressure = f"some avg10=1 avg60=1 avg300=1 total={factor}500000\nfull avg10=0 avg60=0 avg300=0 total=0\n"
         write(tmp_path, "proc/pressure/cpu", pressure)
+        write(tmp_path, "proc/self/task/8/schedstat", f"1 {factor}000000000 3\n")
+        ticks = factor * 100
+        write(tmp_path, "proc/stat", f"cpu  {ticks} 0 {ticks} 7777 9 0 0 5 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
         write(tmp_path, "proc/self/cgroup", "1:cpu,cpuacct:/docker/1\n" if is_v1 else "0::/job\n")
         if is_v1:
             stat = f"nr_periods 9\nnr_throttled {factor}\nthrottled_time {factor}00000000\n"
@@ -68,6 +106,8 @@ def test_counters_of_a_host(tmp_path: Path, is_v1: bool) -> None:
     assert load.cpus >= 1
     assert (load.load_at_start, load.load_at_end) == (1.5, 3.5)
     assert (load.thread_cpu_s, load.run_queue_s, load.pressure_s) == (2, 2, 2)
+    assert load.all_run_queue_s == 4
+    assert load.host_cpu_s == pytest.approx(400 / os.sysconf("SC_CLK_TCK"))
     assert (load.throttled_periods, load.throttled_s) == (2, pytest.approx(0.2))
 
 

@@ -109,6 +109,8 @@ _ISSUES_COLLECTIVE = re.compile(
 )
 """Operators and functions that start a collective or wait for it, and convert its objects to tensors."""
 _MIN_INITIAL_NS, _MAX_INITIAL_BUSY = 50_000_000, 0.1
+_CALL = re.compile(r"(?:.*/)?torch/distributed/(?:distributed_c10d|_functional_collectives)\.py")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 _MAX_AWAITED = 32
@@ -167,7 +169,7 @@ class PathCauses:
         caller = callers(names, kinds)
         functions = looping_functions(names, caller)
         self._label = np.append(_labels(names, kinds, self._head, functions), np.uint8(0))
-        self._frame, self._annotation = _callers_of_collectives(names, kinds)
+        self._frame, self._annotation, self._collective = _callers_of_collectives(names, kinds)
         self._in_collective = _in_collective(names, kinds)
         self._place = np.append(_places(names), np.int32(-1))
         self._resumed = _resumed(names)
@@ -427,6 +429,9 @@ class PathCauses:
             is_other = (row >= 0) & (source >= 0) & (names.events.track[row] != names.events.track[source])
             frame = values_at(names.frame, row)
             head = np.where(is_other & (frame >= 0), frame, head)
+        if cause == _code(COMMUNICATION) and self._collective is not None:
+            call = values_at(self._collective, row)
+            head = np.where(call >= 0, call, head)
         of_head = values_at(name, head)
         if cause == _code(LOOP):
             of_head[~names.is_operator[head]] = -1
@@ -617,16 +622,17 @@ def _in_collective(names: Attribution, kinds: _Codes) -> Mask | None:
     return np.append(is_collective | issues | (events.innermost(issues) >= 0), False)
 
 
-def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _Rows]:
-    """Return the user function and the annotation of each event.
+def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _Rows, _Rows | None]:
+    """Return the user function, the annotation, and the call of torch.distributed of each event.
 
-    Threads of the backend run collectives on the host. These belong to the function that the main thread was in.
+    Threads of the backend run collectives on the host. These belong to the function that the main thread was in. There
+    are no calls without collectives on the host.
     """
     frame, annotation, events = names.frame, names.annotation, names.events
     rows = np.flatnonzero(kinds == RowKind.HOST_COLLECTIVE)
     steps = events.track[step_rows(names, kinds)]
     if not len(rows) or not len(steps):
-        return frame, annotation
+        return frame, annotation, None
     on_main = np.flatnonzero(events.track == np.bincount(steps).argmax())
     start_ns = events.start_ns[rows]
     # Rows of a track are sorted by start time, and outer events precede inner events.
@@ -634,16 +640,33 @@ def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _
     caller = np.where(caller >= 0, on_main[caller], -1)
     while (is_over := (caller >= 0) & (events.end_ns[caller] <= start_ns)).any():
         caller[is_over] = events.parent[caller[is_over]]
-    is_frame = events.with_name(events.has_category({PYTHON}), is_user_frame)
+    is_python = events.has_category({PYTHON})
     is_annotation = events.has_category({ANNOTATION})
     is_annotation[step_rows(names, kinds)] = False
+    is_call = events.with_name(is_python, lambda name: _CALL.match(name) is not None)
     found = []
-    for of_event, is_own in ((frame, is_frame), (annotation, is_annotation)):
+    for of_event, is_own in (
+        (frame, events.with_name(is_python, is_user_frame)),
+        (annotation, is_annotation),
+        (_outermost(names, is_call), is_call),
+    ):
         callers_of = of_event.copy()
-        around = np.where(is_own[caller], caller, values_at(of_event, caller))
+        around = values_at(of_event, caller)
+        if of_event is frame or of_event is annotation:
+            around = np.where(is_own[caller], caller, around)
         callers_of[rows] = np.where(caller >= 0, around, of_event[rows])
         found.append(callers_of)
-    return found[0], found[1]
+    return found[0], found[1], found[2]
+
+
+def _outermost(names: Attribution, kind: Mask) -> _Rows:
+    """Return the outermost event of a kind that encloses each event or is the event, or -1."""
+    events = names.events
+    inner = np.where(kind, np.arange(events.complete, dtype=np.int32), events.innermost(kind))
+    outer = inner
+    while ((above := values_at(inner, values_at(events.parent, outer))) >= 0).any():
+        outer = np.where(above >= 0, above, outer)
+    return outer
 
 
 def _resumed(names: Attribution) -> _Rows:
@@ -705,7 +728,10 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     label[events.with_name(is_device, lambda name: _LAYOUT_KERNEL.search(name) is not None)] = _code(LAYOUT)
     if names.has_frames or not is_device.any():
         # A graph is launched by a single call, so a loop over its operators takes no time on the host.
-        label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)
+        is_loop = loops(names, kinds, head, functions) & (head < names.first_captured)
+        # The model determines how often the backward pass adds to a gradient.
+        is_gradient = np.array([name.endswith(_ACCUMULATE) for name in events.names], np.bool_)
+        label[is_loop & ~is_gradient[root_name]] = _code(LOOP)
     is_copy = events.with_name(is_python, lambda name: _DEEP_COPY.search(name) is not None)
     label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
     # Calls that free memory can wait for the device. This wait is included.

@@ -13,6 +13,7 @@ from profdeck_traces.account.borders import RECORDING
 from profdeck_traces.account.model import Account, CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.step_patterns import is_compiled_region
+from profdeck_traces.analysis.collectives import is_message
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
@@ -204,7 +205,9 @@ _CAUSES = {
         min_share=0.1,
         subject=lambda one, _: f"Communication without overlap ({_name(one)}) takes",
         cure=lambda one, _: (
-            "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
+            "exchange tensors instead of Python objects, or exchange them less often"
+            if _OBJECTS in (one.name or "")
+            else "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
             if "allgather" in (one.name or "").lower().replace("_", "")
             else "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
         ),
@@ -363,6 +366,14 @@ _SMALL_COLLECTIVES = attrs.evolve(
     ),
 )
 """At least `_MIN_COLLECTIVES` communication calls per step, each shorter than `_MAX_SMALL_COLLECTIVE_US`."""
+_MESSAGES = attrs.evolve(
+    _CAUSES[causes.COMMUNICATION],
+    rule="pipeline-bubble",
+    subject=lambda one, _: f"Sends and receives ({_name(one)}) take",
+    cure=_fixed("use more microbatches per step, or balance the pipeline stages"),
+)
+_OBJECTS = "_object"
+"""Part of the names of collectives that pickle Python objects."""
 _MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 5_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
@@ -458,6 +469,8 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
 
 
 def _cause_of(one: CauseTime, account: Account) -> _Cause | None:
+    if one.cause == causes.COMMUNICATION and is_message(_name(one)):
+        return _MESSAGES
     is_small = one.time_us < _MAX_SMALL_COLLECTIVE_US * one.calls
     if one.cause == causes.COMMUNICATION and is_small and one.calls >= _MIN_COLLECTIVES * account.steps:
         return _SMALL_COLLECTIVES

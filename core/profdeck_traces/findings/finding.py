@@ -56,12 +56,11 @@ def with_findings(run: RunSummary) -> RunSummary:
             not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
         else:
             drafts.append(result)
-    for result in run_rules.skew(run, views):
+    for result in (*run_rules.skew(run, views), *run_rules.slow_stage(run, views)):
         if isinstance(result, NotJudged):
             not_judged.setdefault(result.rule, {})[result.reason] = views
         else:
             drafts.append(result)
-    drafts += run_rules.slow_stage(run, views)
     drafts += [draft for rule in run_rules.RULES for draft in rule(views)]
     teams: dict[tuple[str | None, ...], list[RankFinding]] = {}
     for draft in drafts:
@@ -233,6 +232,7 @@ _PART_OF = {
     "exposed-communication": {"straggler", "imbalance", "slow-link", "small-collectives", "pipeline-bubble"},
     "little-overlap": {"slow-link"},
     "imbalance": {"straggler"},
+    "pipeline-bubble": {"slow-stage"},
     # Without requests, an engine runs no operators.
     "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL, IDLE_TRAINER},
     # The rules about trainers and servers name the awaited role or tool.

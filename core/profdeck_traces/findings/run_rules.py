@@ -678,9 +678,10 @@ def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
             )
 
 
-def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
+def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
     """A stage in which one rank exceeds the median of the other ranks by over 10 % of the step, excluding time in host
-    collectives. Ranks whose collectives were matched are compared by their waits instead.
+    collectives. Ranks whose collectives were matched are compared by their waits instead. If the ranks wait for a CPU,
+    the excess must exceed twice that wait by 10 % of the step.
     """
     teams: dict[tuple[object, ...], list[RankView]] = {}
     alone = strangers(run.ranks) | {rank.path for group in run.skew for rank in group.ranks if rank.collectives}
@@ -697,12 +698,16 @@ def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFindi
             view = team[slow]
             excess = times[slow] - others
             if excess > 0.1 * view.host_step_us and excess > 0.1 * others:
+                if view.is_due_to_cpu_waits(excess, 0.1, view.host_step_us):
+                    yield NotJudged("slow-stage", WAITED_FOR_CPU)
+                    continue
+                work = operator_work_ratio(view, [other for other in team if other is not view])
                 yield draft(
                     view,
                     "slow-stage",
                     f"{name} takes {view.label} {ms(times[slow])} {view.per}, the other"
-                    f"{'s' if len(team) > 2 else ''} {ms(others)}",
-                    f"compare {name} on {view.label} with another rank: `profdeck view`",
+                    f"{'s' if len(team) > 2 else ''} {ms(others)}{f'; {work.text}' if work else ''}",
+                    _EVEN_WORK if work else f"compare {name} on {view.label} with another rank: `profdeck view`",
                     gain_us=excess,
                     step_us=view.host_step_us,
                     key=name,

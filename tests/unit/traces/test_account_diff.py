@@ -86,6 +86,13 @@ def test_times_are_per_step_and_means_of_ranks() -> None:
     assert (diff.step_before_ns, diff.step_after_ns, diff.step_delta_ns) == (4500, 5005, 505)
 
 
+def test_runs_with_and_without_stacks_have_no_verdict() -> None:
+    before, after = account_of({"a": 1000}), attrs.evolve(account_of({"b": 9000}), has_stacks=True)
+    (role,) = diff_runs(run(rank(0, before)), run(rank(0, after))).roles
+    assert (role.verdict(), role.account) == ("inconclusive", None)
+    assert " is inconclusive, because only the run after has Python stacks" in verdict_of(role)
+
+
 def test_accounts_of_different_kinds_of_steps_are_not_subtracted() -> None:
     assert compared([rank(0, account_of({"a": 1}))], [rank(0, account_of({"a": 1}, basis="recording"))]) is None
     assert compared([rank(0, account_of({"a": 1}))], [rank(0, None)]) is None

@@ -61,6 +61,22 @@ def error(mad_us: float, count: int) -> float:
     return 1.4826 * mad_us * math.sqrt(math.pi / 2) * math.sqrt(count) / (count - 2)
 
 
+def test_bursts_of_one_short_cause_are_not_chance() -> None:
+    before, after = [10.0] * 12, [30.0 if step % 4 == 3 else 10.0 for step in range(12)]
+    loading = [20.5 if step % 4 == 3 else 0.5 for step in range(12)]
+    everywhere = [time / 2 for time in after]
+    chance = bursts_of(before, after)
+    assert chance is not None
+    assert chance.p_value > 0.2
+    of_one_cause = bursts_of(before, after, [loading])
+    assert of_one_cause is not None
+    assert of_one_cause.p_value < 0.001
+    # Half of all delays fall into half of each step.
+    long_cause = bursts_of(before, after, [everywhere])
+    assert long_cause is not None
+    assert long_cause.p_value > 0.02
+
+
 def test_change_within_three_standard_errors_is_the_same() -> None:
     noise = 3 * math.sqrt(2) * error(1, 9)
     times = [98, 98, 99, 99, 100, 101, 101, 102, 102]

@@ -265,7 +265,7 @@ def state_of(run: RunSummary, cause: str) -> CauseState:
     return state
 
 
-BUSY = "the machine was busy"
+WAITED = "the ranks waited for a CPU"
 
 
 def test_waits_without_a_main_owner_have_no_cause(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_waits_without_a_main_owner_have_no_cause(tmp_path: Path) -> None:
 
 def test_slow_operators_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
     run = on_busy_machine(write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False))
-    assert (state_of(run, "straggler").state, state_of(run, "straggler").reason) == ("not_judged", BUSY)
+    assert (state_of(run, "straggler").state, state_of(run, "straggler").reason) == ("not_judged", WAITED)
 
 
 def rename(path: Path, duration_us: float | None = None) -> None:
@@ -327,13 +327,13 @@ def test_time_outside_operators_in_each_step_makes_a_straggler(tmp_path: Path) -
 def test_time_outside_operators_in_few_steps_on_a_busy_machine_is_not_judged(tmp_path: Path) -> None:
     write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False)
     drop(tmp_path / "rank1.trace.json", "aten::mm", before_us=10_000 + 2 * STEP_US)
-    assert state_of(on_busy_machine(tmp_path), "straggler").reason == BUSY
+    assert state_of(on_busy_machine(tmp_path), "straggler").reason == WAITED
 
 
 def test_waits_in_host_collectives_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
     path = write(tmp_path, {0: 500, 1: 1_500}, on_device=False) / "rank0.trace.json"
     assert "exposed-communication" in rules(path)
-    assert state_of(on_busy_machine(path), "exposed-communication").reason == BUSY
+    assert state_of(on_busy_machine(path), "exposed-communication").reason == WAITED
 
 
 def test_ranks_that_wait_for_each_other_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_ranks_that_wait_for_each_other_on_a_busy_machine_are_not_judged(tmp_pat
     assert state_of(run, "imbalance").state == "found"
     load = HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=4)
     run = with_findings(attrs.evolve(run, ranks=tuple(attrs.evolve(rank, host_load=load) for rank in run.ranks)))
-    assert state_of(run, "imbalance").reason == BUSY
+    assert state_of(run, "imbalance").reason == WAITED
 
 
 @pytest.mark.parametrize(("wait_s", "state"), [(4, "found"), (7, "not_judged")])
