@@ -164,8 +164,8 @@ _CAUSES = {
     causes.WAITING: _Cause(
         rule="waiting",
         condition="The main thread waits for a thread or process that was not recorded, over 10 %. In an asyncio event "
-        "loop, which also waits for short tool calls, over 20 %. Also if the main thread neither runs nor waits for a CPU "
-        "for over 20 % of the time, outside recorded waits.",
+        "loop, which also waits for short tool calls, over 20 %. Also if the main thread neither runs nor waits for "
+        "a CPU for over 20 % of the time, outside recorded waits.",
         min_share=0.1,
         subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
         cure=_fixed("run the awaited work in the background, and use its result one step later"),
@@ -185,7 +185,8 @@ _CAUSES = {
         rule="gil-contention",
         condition="Another thread runs Python functions while the main thread also runs Python code, over 20 %. Each "
         "waits for the other, because only one can hold the GIL. Also a function of another thread that is open "
-        "during all steps, if the main thread is blocked for over 20 % outside recorded waits and other threads use the CPU.",
+        "during all steps, if the main thread is blocked for over 20 % outside recorded waits and other threads use the "
+        "CPU.",
         min_share=0.1,
         subject=_fixed("Python code of another thread, which needs the GIL, overlaps"),
         cure=_fixed("run this function in another process, such as with multiprocessing, to free the GIL"),
