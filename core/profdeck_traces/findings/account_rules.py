@@ -185,8 +185,8 @@ _CAUSES = {
         rule="gil-contention",
         condition="Another thread runs Python functions while the main thread also runs Python code, over 20 %. Each "
         "waits for the other, because only one can hold the GIL. Also a function of another thread that is open "
-        "during all steps, if the main thread is blocked for over 20 % outside recorded waits and other threads use the "
-        "CPU.",
+        "during all steps, if the main thread is blocked for over 20 % outside recorded waits and other threads use "
+        "the CPU.",
         min_share=0.1,
         subject=_fixed("Python code of another thread, which needs the GIL, overlaps"),
         cure=_fixed("run this function in another process, such as with multiprocessing, to free the GIL"),

@@ -186,10 +186,11 @@ def _main_part(view: RankView, slowest: StepSummary) -> _Part | None:
     load = view.rank.host_load
     if load is not None and load.run_queue_s is not None and load.run_queue_s * 1e6 >= excess_us / 2:
         return None
-    if slowest.device_us is not None:
-        median_us = statistics.median(step.device_us for step in view.steps if step.device_us is not None)
-        if slowest.device_us - median_us >= excess_us / 2:
-            return _Part(name="device work", time_us=slowest.device_us, median_us=median_us)
+    if slowest.devices:
+        busy_us = [sum(of.busy_us for of in step.devices) / view.device_count for step in view.steps]
+        time_us, median_us = busy_us[view.steps.index(slowest)], statistics.median(busy_us)
+        if time_us - median_us >= excess_us / 2:
+            return _Part(name="device work", time_us=time_us, median_us=median_us)
     account = view.rank.account
     index = view.steps.index(slowest)
     if account is None or index >= len(account.step_us):

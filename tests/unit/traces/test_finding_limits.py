@@ -214,7 +214,7 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("unsteady-steps", host([10_000] * 11 + [20_100]), host([10_000] * 11 + [20_100], operator_us=30_000)),
     ("unsteady-steps", host([10_000, 10_000, 10_000, 12_600]), host([10_000, 10_000, 10_000, 12_400])),
     ("unsteady-steps", host([10_000] * 11 + [20_100]), host([10_000] * 11 + [15_000])),
-    ("unsteady-steps", host([1_000, 1_000, 1_000, 2_100]), host([1_000, 1_000, 1_000, 1_900])),
+    ("unsteady-steps", host([1_000] * 3 + [2_100], operator_us=900), host([1_000] * 3 + [1_900], operator_us=900)),
     ("imbalance", gpus(uneven_us=2_300), gpus(uneven_us=2_000)),
     ("small-collectives", communication(20), communication(19)),
     ("small-collectives", communication(20), communication(20, nelems=250_000)),
