@@ -169,6 +169,8 @@ class _Part:
     median_us: float
     stage: str | None = None
     line: str | None = None
+    is_owner: bool = False
+    """True for a single owner, False for a function or stage."""
 
     @property
     def excess_us(self) -> float:
@@ -179,8 +181,8 @@ class _Part:
 def _main_part(view: RankView, slowest: StepSummary) -> _Part | None:
     """Return the owner, function, stage or device work that explains at least half of a step's excess over the median.
 
-    On the host, its share of the excess must also exceed its share of the median step. Otherwise, the entire step is
-    slower.
+    On the host, its share of the excess must also exceed its share of the median step, or it must be a single owner with
+    nearly all of the excess. Otherwise, the entire step is slower.
     """
     excess_us = slowest.duration_us - statistics.median(step.duration_us for step in view.steps)
     load = view.rank.host_load
@@ -201,7 +203,10 @@ def _main_part(view: RankView, slowest: StepSummary) -> _Part | None:
         part
         for part in _parts(account, index)
         if part.excess_us >= _MIN_EXPLAINED * excess_us
-        and part.excess_us / excess_us - part.median_us / median_us >= _MIN_LEAD
+        and (
+            part.excess_us / excess_us - part.median_us / median_us >= _MIN_LEAD
+            or (part.is_owner and part.excess_us >= _NEARLY_ALL * excess_us and part.time_us >= 2 * part.median_us)
+        )
     ]
     most_us = max((part.excess_us for part in parts), default=0.0)
     return next((part for part in parts if part.excess_us >= _NEARLY_ALL * most_us), None)
@@ -215,7 +220,7 @@ def _parts(account: Account, index: int) -> Iterator[_Part]:
         lambda owner: (_function(owner.line), None, owner.line),
         lambda owner: (owner.annotation, owner.annotation, None),
     )
-    for key in keys:
+    for level, key in enumerate(keys):
         sums: dict[tuple[str | None, ...], list[float]] = {}
         for owner in named:
             total = sums.setdefault(key(owner), [0.0] * len(account.step_us))
@@ -223,7 +228,14 @@ def _parts(account: Account, index: int) -> Iterator[_Part]:
                 total[step] += time_us
         for (name, stage, line), times in sums.items():
             if name:
-                yield _Part(name=name, stage=stage, line=line, time_us=times[index], median_us=statistics.median(times))
+                yield _Part(
+                    name=name,
+                    stage=stage,
+                    line=line,
+                    time_us=times[index],
+                    median_us=statistics.median(times),
+                    is_owner=level == 0,
+                )
 
 
 def _owner_name(owner: OwnerTime) -> str | None:
