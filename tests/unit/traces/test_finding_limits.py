@@ -211,7 +211,6 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("outside-operators", host([10_000] * 4, operator_us=6_900), host([10_000] * 4, operator_us=7_100)),
     ("idle-stage", host([10_000] * 4, operator_us=900), host([10_000] * 4, operator_us=1_100)),
     ("garbage-collection", host([1_010] * 4, operator_us=10, stage="gc.collect"), host([1_010] * 4)),
-    ("unsteady-steps", host([10_000] * 11 + [20_100]), host([10_000] * 11 + [20_100], operator_us=30_000)),
     ("unsteady-steps", host([10_000, 10_000, 10_000, 12_600]), host([10_000, 10_000, 10_000, 12_400])),
     ("unsteady-steps", host([10_000] * 11 + [20_100]), host([10_000] * 11 + [15_000])),
     ("unsteady-steps", host([1_000] * 3 + [2_100], operator_us=900), host([1_000] * 3 + [1_900], operator_us=900)),
