@@ -181,8 +181,8 @@ class _Part:
 def _main_part(view: RankView, slowest: StepSummary) -> _Part | None:
     """Return the owner, function, stage or device work that explains at least half of a step's excess over the median.
 
-    On the host, its share of the excess must also exceed its share of the median step, or it must be one owner with nearly
-    all of the excess. Otherwise, the entire step is slower.
+    On the host, its share of the excess must also exceed its share of the median step, or it must be one owner with
+    nearly all of the excess. Otherwise, the entire step is slower.
     """
     excess_us = slowest.duration_us - statistics.median(step.duration_us for step in view.steps)
     load = view.rank.host_load
