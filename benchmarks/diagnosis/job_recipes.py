@@ -270,6 +270,61 @@ def poplar(job: TrainingJob) -> None:
     threading.Thread(target=branch, daemon=True).start()
 
 
+@RECIPES.planted("held-lock", rules="lock waiting", cure="lock|thread|wait", stacks=True)
+def privet(job: TrainingJob) -> None:
+    """Read a value that another thread protects with a lock while it compresses data."""
+    guard = threading.RLock()
+    text = job.random.randbytes(job.draw(1_000_000, 2_000_000))
+
+    def hedge() -> None:
+        while True:
+            with guard:
+                zlib.compress(text)
+            time.sleep(0.001)
+
+    threading.Thread(target=hedge, daemon=True).start()
+
+    def stem() -> None:
+        with guard:  # planted
+            pass
+
+    job.plant(0, stem)
+
+
+@RECIPES.planted("child-output", rules="waiting subprocess", cure="background|less often|remove|async", stacks=True)
+def quince(job: TrainingJob) -> None:
+    """Read the output of a program in each step."""
+    seconds = job.draw(30, 60) / 1000
+    code = f"import time; time.sleep({seconds}); print(1)"
+
+    def pome() -> None:
+        subprocess.check_output([sys.executable, "-S", "-c", code])  # planted
+
+    job.plant(3, pome)
+
+
+@RECIPES.planted("object-batches", rules="unpickling data-loading", cure="tensors|num_workers", stacks=True)
+def redbud(job: TrainingJob) -> None:
+    """Return batches of Python objects from a DataLoader worker."""
+    count = job.draw(20_000, 40_000)
+    batch = next(job.batches)
+
+    class Pods:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, index: int) -> list[dict[str, object]]:
+            return [{"number": number, "name": f"pod {index}"} for number in range(count)]
+
+    pods = iter(torch.utils.data.DataLoader(Pods(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+
+    def unpack() -> Batch:
+        next(pods)  # planted
+        return batch
+
+    job.feed(iter(unpack, None))
+
+
 @RECIPES.planted(
     "child-process",
     rules="waiting subprocess",
@@ -456,6 +511,13 @@ def xylosma(job: TrainingJob) -> None:
 
     loader = torch.utils.data.DataLoader(Seeds(), batch_size=None, num_workers=1, multiprocessing_context="fork")
     job.batches = iter(loader)
+
+
+@RECIPES.control("many-layers", stacks=True, tolerates="profiler-overhead profiler")
+def ylang(job: TrainingJob) -> None:
+    """Run the backward pass of many small layers."""
+    layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(100)])
+    job.plant(1, lambda: layers(torch.rand(16, 32)).sum().backward())
 
 
 @RECIPES.control("large-products")

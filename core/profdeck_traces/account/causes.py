@@ -110,7 +110,6 @@ _ISSUES_COLLECTIVE = re.compile(
 """Operators and functions that start a collective or wait for it, and convert its objects to tensors."""
 _MIN_INITIAL_NS, _MAX_INITIAL_BUSY = 50_000_000, 0.1
 _CALL = re.compile(r"(?:.*/)?torch/distributed/(?:distributed_c10d|_functional_collectives)\.py")
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 _MAX_AWAITED = 32
@@ -728,10 +727,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     label[events.with_name(is_device, lambda name: _LAYOUT_KERNEL.search(name) is not None)] = _code(LAYOUT)
     if names.has_frames or not is_device.any():
         # A graph is launched by a single call, so a loop over its operators takes no time on the host.
-        is_loop = loops(names, kinds, head, functions) & (head < names.first_captured)
-        # The model determines how often the backward pass adds to a gradient.
-        is_gradient = np.array([name.endswith(_ACCUMULATE) for name in events.names], np.bool_)
-        label[is_loop & ~is_gradient[root_name]] = _code(LOOP)
+        label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)
     is_copy = events.with_name(is_python, lambda name: _DEEP_COPY.search(name) is not None)
     label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
     # Calls that free memory can wait for the device. This wait is included.

@@ -215,7 +215,8 @@ _CAUSES = {
     causes.WAITING: _Cause(
         rule="waiting",
         condition="The main thread waits for a thread or process that was not recorded, over 10 %. In an asyncio event "
-        "loop, which also waits for short tool calls, over 20 %.",
+        "loop, which also waits for short tool calls, over 20 %. Also if the main thread neither runs nor waits for "
+        "a CPU for over 20 % of the time, outside recorded waits.",
         min_share=0.1,
         subject=lambda one, _: (
             "Waiting in an event loop takes"
@@ -227,7 +228,9 @@ _CAUSES = {
     ),
     causes.OTHER_THREAD: _Cause(
         rule="lock",
-        condition="The main thread waits while another thread runs Python code, such as to acquire a lock, over 5 %.",
+        condition="The main thread waits while another thread runs Python code, such as to acquire a lock, over 5 %. "
+        "Also a function that uses no CPU time without a recorded wait, over 20 %: traces do not contain locks "
+        "acquired by a `with` statement.",
         min_share=0.05,
         subject=lambda one, _: f"Waiting for another thread, which is in {_name(one)}, takes",
         cure=_fixed("release the lock, or deliver the result, before this function"),
@@ -236,7 +239,9 @@ _CAUSES = {
     causes.CONTENTION: _Cause(
         rule="gil-contention",
         condition="Another thread runs Python functions while the main thread also runs Python code, over 20 %. Each "
-        "waits for the other, because only one can hold the GIL.",
+        "waits for the other, because only one can hold the GIL. Also a function of another thread that is open "
+        "during all steps, if the main thread is blocked for over 20 % outside recorded waits and other threads use "
+        "the CPU.",
         min_share=0.1,
         subject=_fixed("Python code of another thread, which needs the GIL, overlaps"),
         cure=_fixed("run this function in another process, such as with multiprocessing, to free the GIL"),
@@ -401,8 +406,7 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     yield from _unexplained(view, account)
     if blocked is not None:
         yield blocked[1]
-    else:
-        yield from _outside_operators(view, account)
+    yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
 
 
@@ -661,7 +665,8 @@ _ALMOST_ALL = 0.8
 def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFinding] | None:
     """Return a finding for the time that the recording thread is blocked outside recorded waits, over 20 % of the step.
 
-    If a single function explains it, also return its cause, which the finding replaces. A ``with`` statement that
+    If a single function explains it, also return its cause, which the finding replaces. Without stacks, time outside
+    operators can also be a wait and does not count. A ``with`` statement that
     acquires a lock is not in the trace, so the lock is inferred from the thread's CPU time.
     """
     load = view.rank.host_load
@@ -672,6 +677,8 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
     waits_us = sum(
         owner.time_us for owner in account.owners if owner.kind in _WAITS or (owner.name and is_sleep(owner.name))
     )
+    if not account.has_stacks:
+        waits_us += sum(owner.time_us for owner in account.owners if owner.kind == OwnerKind.BETWEEN.label)
     blocked_us = share * step_us - waits_us / account.steps
     if blocked_us <= _MIN_BLOCKED * step_us:
         return None
@@ -702,14 +709,12 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
         cure = "hold the lock for less time in the other thread, or do not wait for it in this function"
         finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
         return main, finding
-    if account.has_stacks:
-        return None
-    text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)})"
+    text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}) outside "
+    text += "recorded waits"
     if others >= _ALMOST_ALL * blocked_us / step_us:
         text += ", while other threads of the process use the CPU"
-    return None, draft(
-        view, "outside-operators", text, get_function(view), gain_us=blocked_us, time_us=blocked_us, step_us=step_us
-    )
+    cure = "find the awaited thread, such as with `py-spy dump`" if account.has_stacks else get_function(view)
+    return None, draft(view, "waiting", text, cure, gain_us=blocked_us, step_us=step_us)
 
 
 _WITHOUT_STACKS = ("idle-stage", "outside-operators")

@@ -209,6 +209,8 @@ class _Part:
     median_us: float
     stage: str | None = None
     line: str | None = None
+    is_owner: bool = False
+    """True for a single owner, False for a function or stage."""
 
     @property
     def excess_us(self) -> float:
@@ -219,16 +221,17 @@ class _Part:
 def _main_part(view: RankView, slowest: StepSummary, index: int, excess_us: float) -> _Part | None:
     """Return the owner, function, stage or device work that explains at least half of a step's excess over the median.
 
-    On the host, its share of the excess must also exceed its share of the median step. Otherwise, the entire step is
-    slower.
+    On the host, its share of the excess must also exceed its share of the median step, or it must be one owner with
+    nearly all of the excess. Otherwise, the entire step is slower.
     """
     load = view.rank.host_load
     if load is not None and load.run_queue_s is not None and load.run_queue_s * 1e6 >= excess_us / 2:
         return None
-    if slowest.device_us is not None:
-        median_us = statistics.median(step.device_us for step in view.steps if step.device_us is not None)
-        if slowest.device_us - median_us >= excess_us / 2:
-            return _Part(name="device work", time_us=slowest.device_us, median_us=median_us)
+    if slowest.devices:
+        busy_us = [sum(of.busy_us for of in step.devices) / view.device_count for step in view.steps]
+        time_us, median_us = busy_us[view.steps.index(slowest)], statistics.median(busy_us)
+        if time_us - median_us >= excess_us / 2:
+            return _Part(name="device work", time_us=time_us, median_us=median_us)
     account = view.rank.account
     if account is None or index >= len(account.step_us):
         return None
@@ -238,7 +241,10 @@ def _main_part(view: RankView, slowest: StepSummary, index: int, excess_us: floa
         part
         for part in _parts(account, index)
         if part.excess_us >= _MIN_EXPLAINED * excess_us
-        and part.excess_us / excess_us - part.median_us / median_us >= _MIN_LEAD
+        and (
+            part.excess_us / excess_us - part.median_us / median_us >= _MIN_LEAD
+            or (part.is_owner and part.excess_us >= _NEARLY_ALL * excess_us and part.time_us >= 2 * part.median_us)
+        )
     ]
     most_us = max((part.excess_us for part in parts), default=0.0)
     return next((part for part in parts if part.excess_us >= _NEARLY_ALL * most_us), None)
@@ -252,7 +258,7 @@ def _parts(account: Account, index: int) -> Iterator[_Part]:
         lambda owner: (_function(owner.line), None, owner.line),
         lambda owner: (owner.annotation, owner.annotation, None),
     )
-    for key in keys:
+    for level, key in enumerate(keys):
         sums: dict[tuple[str | None, ...], list[float]] = {}
         for owner in named:
             total = sums.setdefault(key(owner), [0.0] * len(account.step_us))
@@ -260,7 +266,14 @@ def _parts(account: Account, index: int) -> Iterator[_Part]:
                 total[step] += time_us
         for (name, stage, line), times in sums.items():
             if name:
-                yield _Part(name=name, stage=stage, line=line, time_us=times[index], median_us=statistics.median(times))
+                yield _Part(
+                    name=name,
+                    stage=stage,
+                    line=line,
+                    time_us=times[index],
+                    median_us=statistics.median(times),
+                    is_owner=level == 0,
+                )
 
 
 def _owner_name(owner: OwnerTime) -> str | None:

@@ -690,7 +690,7 @@ def test_thread_that_never_calls_a_function_holds_the_gil(tmp_path: Path, cpu_s:
     job.events.append(place | {"name": "train.py(90): count", "ts": 0.0, "dur": job.steps * STEP_US + 1_000})
     run = job.write(tmp_path / "job.json", [operator("aten::mm", 4_000), operator("aten::add", 4_000)])
     findings = [one for one in with_load(run, cpu_s=cpu_s, thread_cpu_s=0.1).findings if one.rule == "gil-contention"]
-    assert [(one.place.function, one.place.line) for one in findings if one.place] == [("count", 90)] * is_found
+    assert [(one.where.function, one.where.line) for one in findings if one.where] == [("count", 90)] * is_found
     assert all("90% of each step" in one.text for one in findings)
 
 
@@ -700,7 +700,9 @@ def test_batch_that_a_worker_loaded_ahead_is_not_slow_loading(
 ) -> None:
     loads = frame("<built-in function loads>", message_us + 100, frame("<built-in function read>", message_us))
     get = frame("torch/utils/data/dataloader.py(1275): _try_get_data", message_us + 150, loads)
-    run = Job().write(tmp_path / "job.json", [frame("torch/utils/data/dataloader.py(760): __next__", 2_000, get)])
+    run = Job().write(
+        tmp_path / "job.json", [frame("torch/utils/data/dataloader.py(760): __next__", message_us + 200, get)]
+    )
     assert [one.rule for one in run.findings] == ([cause] if cause else [])
 
 
