@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, Block, Shell, blocks
+from pages import ROOT, Block, Shell, blocks, normalized_lines
 
 pytestmark = pytest.mark.torch
 
@@ -41,3 +41,14 @@ def test_annotations_are_valid() -> None:
         invalid = [block.annotation for block in BLOCKS[page] if not valid.fullmatch(block.annotation)]
         assert invalid == [], page
         assert page.read_text(encoding="utf-8").count("\n```") == 2 * len(BLOCKS[page]), page
+
+
+def test_only_measured_numbers_may_differ() -> None:
+    """Counts and step numbers drifted when every number was ignored."""
+    assert normalized_lines("config.yaml: 7 checked") != normalized_lines("config.yaml: 6 checked")
+    assert normalized_lines("2 captures, steps 2..5") != normalized_lines("1 capture, steps 2..5")
+    measured = (
+        "12.7 kB, 286 events, 3 ms, 40%, 2.13.0+cpu",
+        "9 kB, 1,118 events, 12.5 ms, 7%, 2.12.1+cu130",
+    )
+    assert normalized_lines(measured[0]) == normalized_lines(measured[1])

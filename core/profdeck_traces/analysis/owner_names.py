@@ -16,12 +16,15 @@ _LONGEST_NAME = 48
 
 def name_of_owner(owner: OwnerIdentity) -> str | None:
     """Return the name and origin, such as ``aten::mm in step (train.py:3)``, or ``None`` if there is no name."""
-    if owner.name is None:
+    return located_name(owner.name, owner.origin)
+
+
+def located_name(name: str | None, origin: str | None) -> str | None:
+    """Return a name and its origin, such as ``aten::mm in step (train.py:3)``, or ``None`` if there is no name."""
+    if name is None:
         return None
-    name = owner.name if parse_frame(owner.name) else cut_middle(owner.name, _LONGEST_NAME)
-    if owner.origin in {None, owner.name}:
-        return function_text(name)
-    return f"{function_text(name)} in {function_text(owner.origin or '')}"
+    text = function_text(name) if parse_frame(name) else cut_middle(name, _LONGEST_NAME)
+    return text if origin in {None, name} else f"{text} in {function_text(origin or '')}"
 
 
 def function_text(name: str) -> str:

@@ -199,7 +199,8 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
         share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
         rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other"), "-"])
     place = location_heading([row.origin for row in shown])
-    lines = aligned((*front, OWNER, _heading(team, place, named)), rows, width, left=(OWNER,))
+    heading = _heading(team, OWNER, named)
+    lines = aligned((*front, heading, place), rows, width, left=(heading,))
     texts = [team.gain_text, *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
     if team.longest is not None:
         longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)

@@ -20,9 +20,9 @@ from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import ms, percent, ranges
 from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import RunSummary, ServerSummary, StepSummary
-from profdeck_traces.analysis.owner_names import function_text, title_text
+from profdeck_traces.analysis.owner_names import function_text, located_name, title_text
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
-from profdeck_traces.analysis.short_names import cut_middle
+from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.finding import is_note
@@ -33,7 +33,6 @@ OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 _PROFILER = OwnerKind.PROFILER.label
 _MAX_LISTED = 4
-_LONGEST_NAME = 48
 
 _LEAST_SIDE = 0.005
 _LONGER = 1.005
@@ -232,7 +231,7 @@ class Team:
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
-    """Group the ranks of a run by role. Each unrelated trace is its own group."""
+    """Group the ranks of a run by role. Each unrelated trace is its own group. The role of the verdict comes first."""
     groups: dict[tuple[str | None, ...], list[RankView]] = {}
     unrelated, runs = strangers(run.ranks), runs_of(run.ranks)
     for view in views_of(run):
@@ -241,31 +240,39 @@ def teams_of(run: RunSummary) -> tuple[Team, ...]:
     servers: dict[tuple[str | None, ...], list[ServerSummary]] = {}
     for server in run.servers:
         servers.setdefault((server.run, server.role), []).append(server)
+    cause = _cause(run)
+    first = cause and cause.where.role
     return tuple(
         _team(
             (views[0].label if path else role or "") + of_run(directory, runs),
             views,
             [] if path else servers.get((directory, role), []),
         )
-        for (directory, role, path), views in groups.items()
+        for (directory, role, path), views in sorted(groups.items(), key=lambda group: first not in {None, group[0][1]})
     )
+
+
+def _cause(run: RunSummary) -> Finding | None:
+    return next((finding for finding in run.findings if not is_note(finding)), None)
 
 
 def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
     """Return the first finding that is not a note. If there is none, return the largest owner of the longest step."""
-    for finding in run.findings:
-        if not is_note(finding):
-            return finding.text
+    if (finding := _cause(run)) is not None:
+        return finding.text
     team = max((team for team in teams if team.account), key=lambda team: team.step_us, default=None)
     owners = [row for row in team.account if row.name or row.kind in NAMELESS] if team else []
     owner = next((row for row in owners if row.kind != _PROFILER), None)
     if team is None or owner is None:
         return "No cause stands out."
-    place = "" if owner.origin in {None, owner.name} else f" in {function_text(owner.origin or '')}"
     whose = f" of {team.name}" if len(teams) > 1 and team.name else ""
     time = ms(sum(row.mean_us for row in team.account))
-    name = owner_text(owner.title, owner.name and cut_middle(function_text(owner.name), _LONGEST_NAME))
-    return f"No cause stands out: the {team.unit}{whose} takes {time} ms, {owner.share:.0%} of it in {name}{place}."
+    part = owner_text(owner.title, located_name(owner.name, owner.origin))
+    if owner.name is None and owner.origin:
+        part += f" in {function_text(owner.origin)}"
+    return (
+        f"No cause stands out: the {team.unit}{whose} takes {time} ms; its largest part, {owner.share:.0%}, is {part}."
+    )
 
 
 def sentence_of(advice: str) -> str:

@@ -15,6 +15,7 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import CauseState
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.findings.finding import with_findings
+from profdeck_traces.findings.overview import notes_of, teams_of, verdict_of
 from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
@@ -239,6 +240,29 @@ def test_cause_inside_operators_is_never_ruled_out_without_stacks(tmp_path: Path
 def test_only_packages_of_the_profiler_are_its_own_work(tmp_path: Path, file: str, rule: str) -> None:
     (finding,) = Job().write(tmp_path / "job.json", [frame(f"{file}(7): work", 3_000)]).findings
     assert finding.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("overhead_us", "rules"), [(2_500, ["python-code", "profiler"]), (4_000, ["profiler", "python-code"])]
+)
+def test_profiler_work_is_a_note_up_to_30_percent(tmp_path: Path, overhead_us: int, rules: list[str]) -> None:
+    run = Job().write(tmp_path / "job.json", [("overhead", "PROFILER_INIT", overhead_us), function(1_500)])
+    assert [finding.rule for finding in run.findings] == rules
+    assert verdict_of(run, teams_of(run)) == run.findings[0].text
+    assert any("profiler" in note for note in notes_of(run, advice=False)) == (rules[-1] == "profiler")
+
+
+def test_verdict_without_a_cause_names_the_largest_owner(tmp_path: Path) -> None:
+    run = Job().write(tmp_path / "job.json", [function(900, operator("aten::mm", 900))])
+    assert run.findings == ()
+    verdict = verdict_of(run, teams_of(run))
+    assert verdict.startswith("No cause stands out: the step takes 10.00 ms; its largest part, ")
+
+
+def test_advice_without_profiler_options_does_not_name_them(tmp_path: Path) -> None:
+    (finding,) = Job(stacks=False).write(tmp_path / "job.json", [("overhead", "PROFILER_INIT", 900)]).findings
+    assert finding.rule == "profiler"
+    assert "with_stack" not in finding.do
 
 
 def test_bursts_name_their_steps(tmp_path: Path) -> None:
