@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from benchmarks.diagnosis.recipe import Kind, Recipes
@@ -133,6 +134,24 @@ def ferry(job: TrainingJob) -> None:
         torch.load(job.scratch / "cargo")
 
     job.plant(3, carry)
+
+
+@RECIPES.planted(
+    "slowest-episode", rules="waiting long-tail", cure="partial|earl|longest|background|ahead", stacks=True
+)
+def galley(job: TrainingJob) -> None:
+    """Wait in each step for all episodes of a thread pool, one of which takes much longer than the others."""
+    pool = ThreadPoolExecutor(6)
+    seconds = job.draw(40, 70) / 1000
+
+    def voyage(index: int) -> None:
+        time.sleep(seconds if index == 2 else 0.004)
+
+    def moor() -> None:
+        for episode in [pool.submit(voyage, index) for index in range(6)]:
+            episode.result()  # planted
+
+    job.plant(0, moor)
 
 
 @RECIPES.control("short-calls", stacks=True, tolerates="profiler-overhead profiler")

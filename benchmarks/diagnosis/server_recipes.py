@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from benchmarks.diagnosis.recipe import Kind, Recipes
 from benchmarks.diagnosis.serving import Load
 
@@ -11,6 +13,7 @@ _FEW = ("--max-num-batched-tokens", "256", "--max-num-seqs", "2")
 _SMALL_CACHE = ("--max-num-batched-tokens", "256", "--block-size", "128", "--num-gpu-blocks-override", "17")
 _OPEN = ("--max-total-tokens", "8192", "--max-running-requests", "16")
 _CLOSED = ("--max-total-tokens", "8192", "--max-running-requests", "2")
+_RESERVED = ("--max-total-tokens", "1400", "--max-running-requests", "12")
 _NEXT: dict[str, str] = {
     "rules": "prefill-next-to-decode mixed-iterations",
     "cure": "max.num.batched.tokens|prefill tokens|chunk",
@@ -50,13 +53,22 @@ def chestnut(load: Load) -> None:
     decode(load, load.random.randint(8, 14), 40)
 
 
-@VLLM.planted(
-    "small-cache",
-    rules="kv-pressure preemption",
-    cure="KV cache|memory|running requests|preempt",
-    arguments=_SMALL_CACHE,
-)
+_CACHE: dict[str, str] = {"rules": "kv-pressure preemption", "cure": "KV cache|memory|mem-fraction|preempt"}
+
+
+@VLLM.planted("small-cache", arguments=_SMALL_CACHE, **_CACHE)
+@SGLANG.planted("small-cache", arguments=_RESERVED, **_CACHE)
 def dogwood(load: Load) -> None:
     """Start more requests than fit into the KV cache."""
     for _ in range(8):
         load.keep(lambda: load.generate(100, 300))
+
+
+@SGLANG.planted("waves", rules="long-tail", cure="longest|partial", arguments=_RESERVED, iterations=250)
+def elder(load: Load) -> None:
+    """Send waves of requests, each with one that generates for much longer than the others."""
+
+    async def wave() -> None:
+        await asyncio.gather(*(load.generate(8, tokens) for tokens in (15, 18, 20, 20, 22, 90)))
+
+    load.keep(wave)

@@ -58,6 +58,7 @@ def describe(batch: ScheduleBatch, scheduler: Scheduler) -> str:
         numbers["g_toks"] = requests  # with speculative decoding, a request has several tokens
     numbers["waiting"] = len(scheduler.waiting_queue)
     numbers["kv"] = _kv_percent(scheduler)
+    numbers["limit"] = _batch_limit(scheduler)
     return f"run_batch[{' '.join(f'{name}={number}' for name, number in numbers.items() if number is not None)}]"
 
 
@@ -68,3 +69,13 @@ def _kv_percent(scheduler: Scheduler) -> int | None:
         return None
     _, usage = observer.get_pool_stats().get_kv_token_stats()
     return int(100 * usage)
+
+
+def _batch_limit(scheduler: Scheduler) -> int | None:
+    """Return the maximum number of running requests in a batch, or None if the SGLang release does not provide it."""
+    limit = getattr(scheduler, "max_running_requests", None)
+    if limit is None:
+        return None
+    # With pipeline parallelism, the limit is divided between the batches in flight.
+    stages = getattr(getattr(scheduler, "server_args", None), "pp_size", 1)
+    return max(1, int(limit) // int(stages))

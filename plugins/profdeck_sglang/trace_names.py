@@ -9,9 +9,10 @@
   prefill (``c``) and decode (``g``).
 
 :mod:`profdeck_sglang.iterations` annotates the complete batch:
-``run_batch[c=1 g=2 c_toks=40 g_toks=2 resumed=1 resumed_toks=40 running=0 waiting=5 kv=83]``. ``resumed`` is the
-number of requests that resume after a retraction. ``running`` is the number of running requests that wait while a
-prefill batch runs. ``waiting`` is the queue length, and ``kv`` is the percentage of the KV cache in use.
+``run_batch[c=1 g=2 c_toks=40 g_toks=2 resumed=1 resumed_toks=40 running=0 waiting=5 kv=83 limit=16]``. ``resumed`` is
+the number of requests that resume after a retraction. ``running`` is the number of running requests that wait while a
+prefill batch runs. ``waiting`` is the queue length, ``kv`` is the percentage of the KV cache in use, and ``limit`` is
+the maximum number of running requests.
 """
 
 ITERATION = (
@@ -22,5 +23,6 @@ ITERATION = (
     r"(?: .*?\bg_(?:sq|toks)=(?P<decode_tokens>\d+))?"
     r"(?: resumed=(?P<resumed_requests>\d+) resumed_toks=(?P<resumed_tokens>\d+))?"
     r"(?: running=(?P<running_requests>\d+))?(?: waiting=(?P<waiting_requests>\d+))?(?: kv=(?P<kv_percent>\d+))?"
+    r"(?: limit=(?P<max_requests>\d+))?"
     r"(?: .*)?\]"
 )

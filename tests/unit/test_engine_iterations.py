@@ -217,3 +217,11 @@ def test_sglang_names_retracted_requests() -> None:
 def test_sglang_omits_the_tokens_of_speculative_decoding() -> None:
     batch = sglang_batch("decode", [request(output=5)], speculative=True)
     assert sglang.describe(batch, sglang_scheduler(kv=0.1)) == "run_batch[c=0 g=1 waiting=0 kv=10]"
+
+
+@pytest.mark.parametrize(("stages", "limit"), [(1, 12), (2, 6)])
+def test_sglang_states_the_limit_of_a_batch(stages: int, limit: int) -> None:
+    scheduler = sglang_scheduler(kv=0.1)
+    scheduler.max_running_requests, scheduler.server_args = 12, SimpleNamespace(pp_size=stages)
+    label = sglang.describe(sglang_batch("decode", [request(output=5)]), scheduler)
+    assert label.endswith(f" kv=10 limit={limit}]")

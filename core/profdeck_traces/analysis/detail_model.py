@@ -47,6 +47,8 @@ class BatchDetails:
     """Draft tokens that were rejected since the previous iteration."""
     kv_percent: int | None = None
     """KV cache usage in percent."""
+    max_requests: int | None = None
+    """The engine's limit on running requests."""
 
 
 @attrs.frozen(kw_only=True)

@@ -30,7 +30,7 @@ from profdeck_traces.findings.rank_finding import (
     record_with,
 )
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loop_wait, is_sleep
+from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loop_wait, is_external_wait, is_sleep
 
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
@@ -108,7 +108,8 @@ def _is_event_loop(one: CauseTime) -> bool:
 def _waiting_cure(one: CauseTime, calls: float) -> str:
     if _is_event_loop(one):
         return "await more of these calls concurrently, and start other work before the longest one returns"
-    if calls >= _MIN_CALLS:
+    # Calls that another thread runs may already be concurrent.
+    if calls >= _MIN_CALLS and is_external_wait(one.name or ""):
         return "run these calls concurrently, such as in a ThreadPoolExecutor"
     return "run the awaited work in the background, and use its result one step later"
 

@@ -165,17 +165,28 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
         for iteration, _ in queued
         if iteration.step.details is not None and iteration.step.details.kv_percent is not None
     ]
-    if kv and statistics.median(kv) >= _FULL_KV_PERCENT:
+    most = max(_running(iteration) for iteration in server.iterations)
+    limits = server.numbers("max_requests")
+    is_full = bool(kv) and statistics.median(kv) >= _FULL_KV_PERCENT
+    # An engine can also reserve room in the KV cache for the tokens that running requests have yet to generate.
+    is_reserved = bool(kv) and limits is not None and most < 0.9 * min(limits)
+    if is_full or is_reserved:
+        kv_percent = f"{statistics.median(kv):.0f}%"
+        reason = (
+            f"because the KV cache is {kv_percent} full"
+            if is_full or limits is None
+            else f"although at most {most} of {min(limits)} run: the KV cache, {kv_percent} full, likely has no room "
+            "for the tokens of another request"
+        )
         yield server.find(
             KV_PRESSURE,
-            f"{text}, because the KV cache is {statistics.median(kv):.0f}% full",
+            f"{text}, {reason}",
             "give the KV cache more memory",
             at=worst,
             time_us=time_us,
-            confidence="high",
+            confidence="high" if is_full else "medium",
         )
         return
-    most = max(_running(iteration) for iteration in server.iterations)
     if most and 2 * sum(_running(iteration) == most for iteration, _ in queued) > len(queued):
         yield server.find(
             REQUEST_QUEUE,

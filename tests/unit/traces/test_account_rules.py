@@ -423,6 +423,7 @@ def test_wait_for_a_thread_is_in_the_function_that_waits(tmp_path: Path) -> None
     assert finding.text.startswith("Waiting for another thread or process (produce) takes")
     assert finding.text.endswith("in work (train.py:40).")
     assert finding.where.stage == "samples"
+    assert finding.do == "run the awaited work in the background, and use its result one step later"
 
 
 def test_idle_worker_of_a_thread_pool_is_not_awaited(tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ def test_prefill_batch_of_its_own_holds_the_running_requests(tmp_path: Path) -> 
     assert finding.do.startswith("lower --chunked-prefill-size")
 
 
+@pytest.mark.parametrize(("limit", "rule"), [(8, "request-queue"), (32, "kv-pressure")])
+def test_queue_below_the_limit_waits_for_the_kv_cache(tmp_path: Path, limit: int, rule: str) -> None:
+    name = f"c=0 g=8 g_toks=8 waiting=20 kv=45 limit={limit}"
+    summary = one_server(tmp_path, [Batch(ms=10, sglang=name) for _ in range(20)])
+    assert {finding.rule for finding in summary.findings} & {"request-queue", "kv-pressure"} == {rule}
+
+
 def test_delay_that_also_happens_without_a_prefill_is_no_prefill(tmp_path: Path) -> None:
     late = [Batch(ms=900, decodes=5) for _ in range(6)]
     prefill = Batch(ms=800, decodes=5, prefills=1, tokens=24)
