@@ -627,7 +627,12 @@ def whey(_: Training) -> None:
 @RECIPES.control("run-ahead", sizes={"reads_loss": False, "product_us": (400, 500)}, steps=14)
 def wattle(job: Training) -> None:
     """The host runs ahead until the launch queue is full."""
-    job.at("layer", lambda gpu: [gpu.launch(GEMMS[0], 60) for _ in range(6)] and None)
+
+    def launch(gpu: Gpu) -> None:
+        for _ in range(6):
+            gpu.launch(GEMMS[0], 60)
+
+    job.at("layer", launch)
 
 
 @RECIPES.control("tf32-products")

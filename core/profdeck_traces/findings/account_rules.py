@@ -270,7 +270,7 @@ _CAUSES = {
     ),
     causes.LAYOUT: _Cause(
         rule="layout-copies",
-        condition="Copies to another layout, data type or device by one function, over 10 %.",
+        condition="Copies to another layout, data type or device by one function, or by convolutions, over 10 %.",
         min_share=0.1,
         subject=lambda _, calls: f"Copying tensors to another layout or data type ({calls}) takes",
         cure=lambda one, _: (

@@ -228,12 +228,20 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
 
 
 def _device_path_us(view: RankView) -> float:
-    """Return the time per step that the device has on the critical path. Faster kernels cannot save more."""
+    """Return the time per step that the device has on the critical path. Faster kernels cannot save more.
+
+    Time outside all events counts, because the host may wait for the device there. Without launches, the path does not
+    include the device. Then, return the entire step.
+    """
     account = view.rank.account
-    if account is None:
+    if account is None or not view.rank.launches:
         return view.step_us
-    owners = (owner for owner in account.owners if OwnerKind.from_label(owner.kind).side == "device")
-    return sum(owner.time_us for owner in owners) / account.steps
+    kinds = ((OwnerKind.from_label(owner.kind), owner.time_us) for owner in account.owners)
+    path_us = sum(time_us for kind, time_us in kinds if kind.side == "device" or kind in _MAY_WAIT_FOR_DEVICE)
+    return path_us / account.steps
+
+
+_MAY_WAIT_FOR_DEVICE = frozenset({OwnerKind.BETWEEN, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED})
 
 
 def _is_single(name: str) -> bool:
