@@ -140,7 +140,7 @@ def ferry(job: TrainingJob) -> None:
     "slowest-episode", rules="waiting long-tail", cure="partial|earl|longest|background|ahead", stacks=True
 )
 def galley(job: TrainingJob) -> None:
-    """Wait in each step for all episodes of a thread pool, one of which takes much longer than the others."""
+    """In each step, wait for all episodes in a thread pool. One of them takes much longer than the others."""
     pool = ThreadPoolExecutor(6)
     seconds = job.draw(40, 70) / 1000
 

@@ -321,7 +321,7 @@ def puce(job: Training) -> None:
 
 @RECIPES.planted("offloaded-activations", rules="exposed-copies", cure="overlap|stream|non_blocking")
 def sand(job: Training) -> None:
-    """Each step copies activations to pinned memory on a separate stream, and the update waits for them."""
+    """Each step copies activations to pinned memory on a separate stream, and the update waits for the copies."""
     copy_us = job.random.uniform(3500, 5000)
 
     def offload(gpu: Gpu) -> None:
@@ -334,7 +334,7 @@ def sand(job: Training) -> None:
 
 @RECIPES.planted("offloaded-gradients", rules="exposed-copies", cure="overlap|stream|non_blocking")
 def sage(job: Training) -> None:
-    """The host copies each gradient to pinned memory and waits for each copy."""
+    """The host copies the gradients to pinned memory one at a time and waits for each copy."""
     copy_us = job.random.uniform(400, 600)
 
     def offload(gpu: Gpu) -> None:
@@ -347,7 +347,7 @@ def sage(job: Training) -> None:
 
 @RECIPES.planted("convolution-layout", rules="layout-copies", cure="channels_last")
 def saffron(job: Training) -> None:
-    """Convolutions convert their input to another memory layout, and their output back."""
+    """Each convolution converts its input to another memory layout and its output back."""
     kernel_us = job.random.uniform(150, 200)
 
     def convolve(gpu: Gpu) -> None:
@@ -361,7 +361,7 @@ def saffron(job: Training) -> None:
 
 @RECIPES.planted("printed-tensors", rules="output", cure="log less|less often")
 def scarlet(job: Training) -> None:
-    """Each step prints a tensor, which reads many single values."""
+    """Each step prints a tensor, which reads the values one at a time."""
     count = job.random.randint(60, 90)
 
     def show(gpu: Gpu) -> None:
@@ -637,7 +637,7 @@ def wattle(job: Training) -> None:
 
 @RECIPES.control("tf32-products")
 def wick(job: Training) -> None:
-    """The matrix products have float32 operands, and run in TF32."""
+    """The matrix products have float32 operands but run in TF32."""
     job.products = (
         "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x8_execute_kernel",
         "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x128_16x3_tn_align4>(Params)",

@@ -272,7 +272,7 @@ def poplar(job: TrainingJob) -> None:
 
 @RECIPES.planted("held-lock", rules="lock waiting", cure="lock|thread|wait", stacks=True)
 def privet(job: TrainingJob) -> None:
-    """Read a value that another thread protects with a lock while it compresses data."""
+    """Acquire a lock that another thread holds while it compresses data."""
     guard = threading.RLock()
     text = job.random.randbytes(job.draw(1_000_000, 2_000_000))
 
@@ -293,7 +293,7 @@ def privet(job: TrainingJob) -> None:
 
 @RECIPES.planted("child-output", rules="waiting subprocess", cure="background|less often|remove|async", stacks=True)
 def quince(job: TrainingJob) -> None:
-    """Read the output of a program in each step."""
+    """Run a program in each step and read its output."""
     seconds = job.draw(30, 60) / 1000
     code = f"import time; time.sleep({seconds}); print(1)"
 
@@ -305,7 +305,7 @@ def quince(job: TrainingJob) -> None:
 
 @RECIPES.planted("object-batches", rules="unpickling data-loading", cure="tensors|num_workers", stacks=True)
 def redbud(job: TrainingJob) -> None:
-    """Return batches of Python objects from a DataLoader worker."""
+    """Get batches of Python objects from a DataLoader worker."""
     count = job.draw(20_000, 40_000)
     batch = next(job.batches)
 
@@ -515,7 +515,7 @@ def xylosma(job: TrainingJob) -> None:
 
 @RECIPES.control("many-layers", stacks=True, tolerates="profiler-overhead profiler")
 def ylang(job: TrainingJob) -> None:
-    """Run the backward pass of many small layers."""
+    """Run a backward pass through many small layers."""
     layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(100)])
     job.plant(1, lambda: layers(torch.rand(16, 32)).sum().backward())
 

@@ -66,7 +66,7 @@ def dogwood(load: Load) -> None:
 
 @SGLANG.planted("waves", rules="long-tail", cure="longest|partial", arguments=_RESERVED, iterations=250)
 def elder(load: Load) -> None:
-    """Send waves of requests, each with one that generates for much longer than the others."""
+    """Send waves of requests. In each wave, one request generates for much longer than the others."""
 
     async def wave() -> None:
         await asyncio.gather(*(load.generate(8, tokens) for tokens in (15, 18, 20, 20, 22, 90)))

@@ -22,7 +22,7 @@ import attrs
 MAIN_THREAD, COMPUTE, COPIES, COMMUNICATION = 4001, 7, 14, 20
 _LATENCY_US, _GAP_US, _CALL_US = 6.0, 1.0, 4.0
 _MAX_QUEUED = 1022
-"""Number of unfinished kernels and copies after which a launch waits."""
+"""Maximum number of unfinished kernels and copies per stream. Further launches wait."""
 GEMMS = (
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
     "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn",
@@ -70,7 +70,7 @@ class Gpu:
     """Next autograd sequence number."""
     _correlation: int = 1000
     _queued: dict[int, deque[float]] = attrs.field(factory=dict)
-    """End times of the latest kernels and copies of each stream."""
+    """End times of each stream's latest kernels and copies."""
 
     def add(self, category: str, name: str, begin: float, end: float, tid: int = MAIN_THREAD, **args: Any) -> None:
         """Add an event to the trace."""

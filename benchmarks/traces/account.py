@@ -1,8 +1,8 @@
-"""Cost of the account, in CPU time and memory, on public traces that are repeated to the same size.
+"""Measures how much CPU time and memory the account takes on public traces, each repeated to the same size.
 
 python -m benchmarks.traces.account [--megabytes 40] [TRACE...]
 
-All costs of a trace are measured in one process, so that the ratios do not depend on the machine's load.
+All costs of a trace are measured in one process, so the machine's load doesn't affect the ratios.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ PUBLIC = (
     "kineto__9d1ce6a2__samples__resnet50_num_workers_0__worker0.1623143089861.pt.trace",
 )
 GOALS = {"path_us": 1.0, "ratio": 2.5, "bytes": 300.0}
-"""CPU time of the path in microseconds per event, CPU time of reading and account as a multiple of reading and summary
-without account, and peak memory of the account in bytes per event."""
+"""CPU time of the path in microseconds per event; CPU time of reading and the account, relative to that of reading and a
+summary without the account; and peak memory of the account in bytes per event."""
 
 
 def account_costs(path: Path, rounds: int) -> dict[str, float]:
-    """Return the costs of one trace: the minimum of each over all rounds."""
+    """Return the costs of one trace. Each is the minimum over all rounds."""
     from profdeck_traces.account import table
     from profdeck_traces.account.idle_periods import NO_PERIODS
     from profdeck_traces.analysis import summary
     from profdeck_traces.analysis.critical_path import path_windows
     from profdeck_traces.reading.reader import read_trace as read
 
-    of_summary = summary._Summary  # noqa: SLF001 - measures a part of the summary
-    account_of = of_summary._account_of  # noqa: SLF001 - measures a part of the summary
+    of_summary = summary._Summary  # noqa: SLF001 - times an internal step of the summary
+    account_of = of_summary._account_of  # noqa: SLF001 - times an internal step of the summary
     spent: dict[str, list[float]] = {}
     events = 0
 
@@ -62,7 +62,7 @@ def account_costs(path: Path, rounds: int) -> dict[str, float]:
         events = names.events.complete
         windows = path_windows(self._trace, names, self._trace_steps, self._step_names, self._classes)
         for window in windows:
-            table._used_path(window)  # noqa: SLF001 - measures a part of the summary
+            table._used_path(window)  # noqa: SLF001 - times an internal step of the summary
         return none(self, names)
 
     def none(self: Any, _names: Any) -> tuple[None, Any, Any]:

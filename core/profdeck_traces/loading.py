@@ -36,7 +36,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
 ) -> tuple[RunSummary, list[TraceError]]:
     """Summarise all traces in the given paths, including their captures and findings.
 
-    `profdeck_traces.analysis.run_summary.summarise_run` describes the arguments that are not listed here.
+    For the arguments that aren't listed here, see `profdeck_traces.analysis.run_summary.summarise_run`.
 
     Args:
         paths: Runs, captures, directories or trace files.

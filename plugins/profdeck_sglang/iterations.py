@@ -72,10 +72,10 @@ def _kv_percent(scheduler: Scheduler) -> int | None:
 
 
 def _batch_limit(scheduler: Scheduler) -> int | None:
-    """Return the maximum number of running requests in a batch, or None if the SGLang release does not provide it."""
+    """Return the maximum number of running requests in a batch, or None if this SGLang release doesn't provide it."""
     limit = getattr(scheduler, "max_running_requests", None)
     if limit is None:
         return None
-    # With pipeline parallelism, the limit is divided between the batches in flight.
+    # Pipeline parallelism divides the limit between the batches in flight.
     stages = getattr(getattr(scheduler, "server_args", None), "pp_size", 1)
     return max(1, int(limit) // int(stages))

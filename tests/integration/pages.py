@@ -165,9 +165,9 @@ class Shell:
 
 
 def normalized_lines(output: str) -> list[str]:
-    """Return the lines with normalized spaces, and with 0 for measured numbers.
+    """Return the lines with spaces normalized and measured numbers replaced by 0.
 
-    Counts and step numbers are not measured, so a page must state the actual ones.
+    Counts and step numbers aren't measured, so a page must state the actual values.
     """
     text = _MEASURED.sub("0", output)
     lines = (" ".join(line.split()) for line in text.splitlines())

@@ -44,7 +44,7 @@ def test_annotations_are_valid() -> None:
 
 
 def test_only_measured_numbers_may_differ() -> None:
-    """Counts and step numbers drifted when every number was ignored."""
+    """Ignoring all numbers let incorrect counts and step numbers go unnoticed."""
     assert normalized_lines("config.yaml: 7 checked") != normalized_lines("config.yaml: 6 checked")
     assert normalized_lines("2 captures, steps 2..5") != normalized_lines("1 capture, steps 2..5")
     measured = (

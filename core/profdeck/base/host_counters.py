@@ -20,10 +20,9 @@ _US_PER_S = 1e6
 
 @attrs.frozen(kw_only=True)
 class HostCounters:
-    """Snapshot of the counters of the host and of this process. Counters that cannot be read are None.
+    """Snapshot of host and process counters. A counter that can't be read is None.
 
-    Reading the counters takes about 0.2 ms, and 10 us more for each thread. It never raises ``OSError`` or
-    ``ValueError``.
+    Reading the counters takes about 0.2 ms, plus 10 us per thread. It never raises ``OSError`` or ``ValueError``.
     """
 
     thread: int
@@ -83,7 +82,7 @@ class HostCounters:
 
 
 def _increase(start: float | None, end: float | None) -> float | None:
-    # The counters of all threads decrease if a thread exits.
+    # Counters summed over all threads drop when a thread exits.
     return None if start is None or end is None else round(max(0.0, end - start), 6)
 
 
@@ -92,7 +91,7 @@ def _usable_cpus() -> int | None:
 
 
 def _host_cpu_s(root: Path) -> float | None:
-    """Return the CPU time of all processes from ``/proc/stat``, without idle time and waits for I/O."""
+    """Return the CPU time of all processes in seconds, from ``/proc/stat``. Exclude idle time and waits for I/O."""
     with contextlib.suppress(OSError, ValueError):
         label, *ticks = (root / "proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
         user, nice, system, _, _, irq, soft_irq = map(int, ticks[:7])
@@ -102,7 +101,7 @@ def _host_cpu_s(root: Path) -> float | None:
 
 
 def _all_run_queue_s(root: Path) -> float | None:
-    """Return the time that the process's current threads waited for a CPU, in seconds."""
+    """Return how long the process's current threads have waited for a CPU in total, in seconds."""
     try:
         threads = [thread.name for thread in (root / "proc/self/task").iterdir()]
     except OSError:

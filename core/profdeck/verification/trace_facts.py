@@ -83,8 +83,8 @@ def _read_fleet(file: Path) -> Manifest | None:
 def capture_members(facts: TraceFacts) -> list[CaptureMember]:
     """Return the members of a trace's capture; see `profdeck_traces.inputs.facts.RunRecords`.
 
-    These are all ranks of each role and replica with a manifest, the servers of fleets, and the roles in ``run.json``
-    that recorded nothing in this step.
+    The members are all ranks of each role and replica that has a manifest, the servers of each fleet, and the roles in
+    ``run.json`` that recorded nothing in this step.
     """
     run = Path(facts.run)
     members: dict[CaptureMember, None] = {}
@@ -115,14 +115,14 @@ def capture_members(facts: TraceFacts) -> list[CaptureMember]:
 
 
 def _member_at(manifest: Path) -> CaptureMember:
-    """Return the member to which a manifest belongs, from its path in the directory of a step."""
+    """Return the member that a manifest belongs to, based on the manifest's path in its step directory."""
     role, *below = manifest.parent.parts or ("",)
     found = re.fullmatch(r"replica_(\d{3,9})", below[0]) if below else None
     return CaptureMember(role, int(found[1]) if found else None)
 
 
 def _listed_roles(run: Path) -> list[str]:
-    """Return the roles in a run's ``run.json``, or an empty list if it cannot be read."""
+    """Return the roles in a run's ``run.json``, or an empty list if the file can't be read."""
     try:
         return recorded_roles(JSON_OBJECT.read(run / RUN_FILE))
     except (OSError, ValueError):

@@ -85,7 +85,7 @@ _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, Owner
              OwnerKind.SYNCHRONISATION)  # fmt: skip
 """Kinds of owners whose cause depends on the event. A device gap belongs to the event after it."""
 _IN_COLLECTIVE = (*_BY_EVENT, OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_THREAD)
-"""Kinds of owners of the time of a collective on the host."""
+"""Owner kinds of the time that host collectives take."""
 _HOST_KINDS = [kind for kind in OwnerKind if kind.side == "host" and kind != OwnerKind.PROFILER]
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
@@ -97,24 +97,24 @@ _FILLED = frozenset(
 """Operators that allocate a tensor and fill it with one value."""
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
 _LAYOUT_KERNEL = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
-"""Kernels in which convolutions copy tensors to the layout that they require."""
+"""Kernels with which convolutions copy tensors to the layout they require."""
 _HOST_COPY = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost")
 _LOADING = re.compile(r"Module Loading|Function Loading")
-"""Overhead records for the driver's work instead of the profiler's."""
+"""Overhead records that describe the driver's work, not the profiler's."""
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+)/|<built-in|nn\.Module: ")
 _ISSUES_COLLECTIVE = re.compile(
     r"c10d::|(?:.*/)?torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives)\.py"
     r"|<built-in method wait of (?:pybind|PyCapsule|torch\._C\._distributed)"
 )
-"""Operators and functions that start a collective or wait for it, and convert its objects to tensors."""
+"""Operators and functions that start or await a collective, and those that convert its objects to tensors."""
 _MIN_INITIAL_NS, _MAX_INITIAL_BUSY = 50_000_000, 0.1
 _CALL = re.compile(r"(?:.*/)?torch/distributed/(?:distributed_c10d|_functional_collectives)\.py")
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 _MAX_AWAITED = 32
 _MAX_MESSAGE_NS = 1_000_000
-"""Longest wait for a message of a DataLoader worker that is not busy."""
+"""If a message from a DataLoader worker takes longer than this, the worker is busy."""
 MAX_STEPS = 1_000
 _BATCH = 1 << 16
 """Number of rows that are added together."""
@@ -143,7 +143,7 @@ _CODE_OF_KIND = np.zeros(256, np.uint8)
 _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
 _WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT))
-"""Codes of causes that include their waits for the device, such as to print a tensor."""
+"""Codes of causes whose time includes waits for the device. For example, printing a tensor waits for its values."""
 
 
 _NO_GAIN = frozenset({_code(WAITING), _code(OPEN_FUNCTION)})
@@ -216,7 +216,7 @@ class PathCauses:
                 self._step_ns.append(end - begin)
                 if self._flops is not None:
                     starts, flops = self._flops
-                    # If steps end when their device work ends, the host runs the operators of a step earlier.
+                    # Use the host's times: it runs a step's operators before the step's device work ends.
                     first, last = starts.searchsorted(host_ends[index : index + 2])
                     self._step_flops.append(float(flops[last] - flops[first]))
                 if count >= _BATCH:
@@ -274,7 +274,7 @@ class PathCauses:
         """Return the rows on the path of the next step that have a cause."""
         kind, row = path.kind, window.rows_of_trace(path.row)
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind])
-        # While a batch is received, the worker has already loaded it.
+        # By the time a batch is being received, the worker has finished loading it.
         is_received = (kind == OwnerKind.DATA_LOADING) & self._is_received[row]
         code[is_received] = np.where(self._is_unpickling[row[is_received]], _code(UNPICKLING), 0)
         code[(kind == OwnerKind.PROFILER) & (row < 0)] = 0  # switches between steps exist only in recordings
@@ -295,9 +295,10 @@ class PathCauses:
         return _StepRows(len(self._step_ns), code[members], row, time, source)
 
     def _synchronisations(self, begin: int, end: int) -> _StepRows:
-        """Return the synchronisations that start in the next step, with the cause of each.
+        """Return the synchronisations that start in the next step, each with its cause.
 
-        If the step before is not counted, include its synchronisations that end later. Their time starts at `begin`.
+        If the previous step isn't counted, also include its synchronisations that end after `begin`. Their time is
+        counted from `begin`.
         """
         first, last = self._sync_start.searchsorted((begin, end)).tolist()
         members = np.arange(first, last)
@@ -345,9 +346,9 @@ class PathCauses:
         return rows
 
     def _overheads(self, window: PathWindow) -> list[_StepRows]:
-        """Return the profiler's work that Kineto records outside the threads, such as to request a buffer.
+        """Return the profiler's work that Kineto doesn't record on a thread, such as requesting a buffer.
 
-        It delays the host call that runs at the same time. Only its overlap with host time on the path counts.
+        This work delays the host call that runs at the same time. Only its overlap with host time on the path counts.
         """
         path, rows = window.recording.path, self._overhead_rows
         own = np.flatnonzero(np.isin(path.kind, _HOST_KINDS))
@@ -368,9 +369,9 @@ class PathCauses:
         return found
 
     def _open_functions(self, window: PathWindow) -> list[_StepRows]:
-        """Return the user functions that other threads run during the entire recording without a recorded call.
+        """Return the user functions that run on other threads for the entire recording and make no recorded call.
 
-        Such a function either runs Python code, or is blocked in a call that started before the recording.
+        Such a function either runs Python code or is blocked in a call that started before the recording.
         """
         recording, threads, events = window.recording, window.recording.threads, self._names.events
         tracks = [track for track in threads.first if track != threads.main]
@@ -415,8 +416,8 @@ class PathCauses:
 
         Args:
             row: Row of each event.
-            at: Row in the function to report.
-            source: Row of the main thread in the annotation to report.
+            at: Row whose user function is returned.
+            source: Row of the main thread whose annotation is returned.
             cause: Position in `CAUSES`, starting at 1.
         """
         names, name = self._names, self._names.events.name
@@ -424,7 +425,7 @@ class PathCauses:
         head = values_at(names.operator if is_inner else self._head, row)
         head = np.where(head >= 0, head, row)
         if cause == _code(WAITING) and len(names.events.track):
-            # Name the function of the other thread, not the built-in function that it calls.
+            # Report the other thread's function, not the built-in function that it calls.
             is_other = (row >= 0) & (source >= 0) & (names.events.track[row] != names.events.track[source])
             frame = values_at(names.frame, row)
             head = np.where(is_other & (frame >= 0), frame, head)
@@ -492,7 +493,7 @@ class _StepRows(NamedTuple):
     row: _Rows
     time: Int
     source: _Rows
-    """The row itself. For a wait, the main thread's row: its call that waits, or the coroutine that it resumes."""
+    """The row itself. For a wait, the main thread's waiting call, or the coroutine that runs after the wait."""
 
 
 class _Key(NamedTuple):
@@ -572,7 +573,7 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
 
 
 def _sync_codes(names: Attribution, kinds: _Codes, syncs: _Rows) -> _Codes:
-    """Return the cause code of each synchronisation. Waits in output or checkpoints belong to the code around them."""
+    """Return the cause code of each synchronisation. Waits inside output or checkpoint code get that code's cause."""
     codes = np.full(len(syncs), _code(SYNCHRONISATION), np.uint8)
     for code in _WITH_WAITS:
         (kind,) = _OF_CODE[code]
@@ -609,9 +610,9 @@ def _places(names: Attribution) -> _Rows:
 
 
 def _in_collective(names: Attribution, kinds: _Codes) -> Mask | None:
-    """Return a mask of the collectives that ran on the host, and of the events that start them or wait for them.
+    """Return a mask of the collectives that ran on the host, and of the events that start or await them.
 
-    The last element stands for time without an event. Return ``None`` if the trace has no such collectives.
+    The last element represents time without an event. Return ``None`` if the trace has no such collectives.
     """
     is_collective = kinds == RowKind.HOST_COLLECTIVE
     if not is_collective.any() or (kinds >= RowKind.KERNEL).any():
@@ -622,10 +623,10 @@ def _in_collective(names: Attribution, kinds: _Codes) -> Mask | None:
 
 
 def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _Rows, _Rows | None]:
-    """Return the user function, the annotation, and the call of torch.distributed of each event.
+    """Return each event's user function, annotation and torch.distributed call.
 
-    Threads of the backend run collectives on the host. These belong to the function that the main thread was in. There
-    are no calls without collectives on the host.
+    Backend threads run the collectives on the host. Each is attributed to the function that the main thread was
+    running when it started. If no collective ran on the host, the calls are ``None``.
     """
     frame, annotation, events = names.frame, names.annotation, names.events
     rows = np.flatnonzero(kinds == RowKind.HOST_COLLECTIVE)
@@ -659,7 +660,7 @@ def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _
 
 
 def _outermost(names: Attribution, kind: Mask) -> _Rows:
-    """Return the outermost event of a kind that encloses each event or is the event, or -1."""
+    """Return the outermost event of a kind around each event, or -1. An event of that kind counts as around itself."""
     events = names.events
     inner = np.where(kind, np.arange(events.complete, dtype=np.int32), events.innermost(kind))
     outer = inner
@@ -669,9 +670,9 @@ def _outermost(names: Attribution, kind: Mask) -> _Rows:
 
 
 def _resumed(names: Attribution) -> _Rows:
-    """Return the row of each event, or for a wait of an event loop, the coroutine that runs next.
+    """Return the row of each event. For an event loop's wait, return the row of the coroutine that runs next.
 
-    If this coroutine directly awaits another one of the user, the result is the innermost.
+    If this coroutine directly awaits other user coroutines, return the innermost one.
     """
     events = names.events
     rows = np.arange(events.complete, dtype=np.int32)
@@ -748,7 +749,7 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
 def _initialisations(names: Attribution, kinds: _Codes) -> Mask:
     """Return a mask of the runtime calls in which the driver creates a context or loads code.
 
-    These calls take at least 50 ms, while the device does almost nothing for which they could wait.
+    These calls take at least 50 ms while the device is almost idle, so they can't be waiting for it.
     """
     events = names.events
     calls = (kinds >= RowKind.CALL) & (kinds <= LAST_CALL) & ~np.isin(kinds, SYNCS)
@@ -764,10 +765,10 @@ def _initialisations(names: Attribution, kinds: _Codes) -> Mask:
 
 
 def _received_batches(names: Attribution) -> tuple[Mask, Mask]:
-    """Return masks of the events in which a DataLoader receives a batch from a worker, and of the unpickling itself.
+    """Return two masks: events in which a DataLoader receives a batch from a worker, and events that unpickle it.
 
     The main process first waits for the batch and then unpickles it. To map shared memory, it exchanges messages with
-    the worker. A long wait for such a message means that the worker is busy, so it counts as loading.
+    the worker. If it waits long for a message, the worker is busy, so the wait counts as loading.
     """
     events = names.events
     is_python = events.has_category({PYTHON})

@@ -48,9 +48,9 @@ def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
 
 
 def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
-    """Mark functions that load a checkpoint if the job also saves one. Those that a data loader calls keep their kind.
+    """Mark functions that load a checkpoint if the job also saves one.
 
-    A job that only loads such files reads its data from them.
+    If the job only loads such files, they contain its data. Functions that a data loader calls keep their kind.
 
     Args:
         events: The trace.
@@ -62,7 +62,7 @@ def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
     is_load = events.with_name(is_python, is_checkpoint_load)
     in_loader = events.innermost((kinds == RowKind.LOADING_FRAME) & ~events.with_name(is_python, is_file_read)) >= 0
     kinds[is_load & ~in_loader] = RowKind.CHECKPOINT_FRAME
-    # The reads and writes inside are part of the checkpoint, not files of the calling function.
+    # Reads and writes inside these functions belong to the checkpoint, so they don't count as the caller's files.
     inside = events.innermost(kinds == RowKind.CHECKPOINT_FRAME) >= 0
     kinds[inside & np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))] = RowKind.FRAME
 

@@ -92,7 +92,7 @@ class OwnerIdentity:
     @property
     def row(self) -> OwnerRowKey:
         """Kind, title, name, line and origin. Tables combine owners with the same values in one row."""
-        if self.kind == "profiler":  # the caller of the profiler does not explain its time
+        if self.kind == "profiler":  # the profiler's caller doesn't explain the profiler's time
             return self.kind, self.title, None, None, None
         name = None if self.kind in _JOINED else self.name
         return self.kind, self.title, name, self.line, self.origin

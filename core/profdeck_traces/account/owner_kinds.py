@@ -65,7 +65,7 @@ class OwnerKind(IntEnum):
 
 
 KIND_TEXTS = {"between": "outside operators", "device held": "device idle, cause unknown"}
-"""Texts for readers, by label, of the kinds whose label needs an explanation."""
+"""Display texts, by label, for kinds whose label needs an explanation."""
 _SIDES = {
     **dict.fromkeys(
         (

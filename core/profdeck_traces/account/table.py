@@ -38,7 +38,7 @@ COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other 
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
-_BLOCK = 1 << 16  # number of segments grouped at once, because their columns need 100 bytes per segment
+_BLOCK = 1 << 16  # segments to group at once; limits memory, because their columns take 100 bytes per segment
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 

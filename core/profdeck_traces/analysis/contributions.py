@@ -59,11 +59,11 @@ def _parts(trace: RankSummary) -> dict[tuple[str, str], float]:
 
 
 def _chance_of_one_cause(steps: Sequence[float], causes: Sequence[Sequence[float]]) -> float:
-    """Return the probability that delays at random times would all fall into the cause that explains all bursts.
+    """Return the probability that randomly timed delays would all fall into the cause that explains every burst.
 
-    A cause explains a burst if it accounts for at least half of its excess. A random delay falls into a cause with a
-    probability equal to the cause's share of the median step, assumed to be at least 5 %. Return 1 if no cause explains
-    all bursts. The result is multiplied by the number of causes, because the best one is selected (Bonferroni).
+    A cause explains a burst if it accounts for at least half of the burst's excess. The probability that a random delay
+    falls into a cause is the cause's share of the median step, or 5 % if the share is smaller. Return 1 if no cause
+    explains every burst. The result is multiplied by the number of causes, because the best is selected (Bonferroni).
     """
     median = statistics.median(steps)
     bursts = [index for index, time in enumerate(steps) if time > OUTLIER * median]
@@ -81,12 +81,12 @@ def bursts_of(before: Sequence[float], after: Sequence[float], causes: Sequence[
 
     The p-value comes from Fisher's exact test for two proportions and is doubled to make the test two-sided (Fisher,
     Statistical Methods for Research Workers, 5th edition, 1934). If all bursts are on the later side and have the same
-    cause, it is multiplied by the probability that random delays would all fall into this cause.
+    cause, the p-value is multiplied by the probability that random delays would all fall into this cause.
 
     Args:
-        before: Durations of the steps.
+        before: Durations of the earlier steps.
         after: Durations of the later steps.
-        causes: Time of each cause in the later steps.
+        causes: Time of each cause in each later step.
     """
     if not before or not after:
         return None

@@ -370,7 +370,7 @@ def _role(
 
 
 def _with_stacks(sides: Sequence[RankSummaries]) -> str | None:
-    """Return a sentence if only one side was recorded with Python stacks, which slow down the host."""
+    """If only one side has Python stacks, return a sentence that says so. Recording stacks slows down the host."""
     with_stacks = [{trace.account.has_stacks for trace in side if trace.account} for side in sides]
     if with_stacks[0] == with_stacks[1] or not all(len(side) == 1 for side in with_stacks):
         return None
@@ -528,7 +528,7 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
 
 
 def _causes_per_step(pairs: Sequence[RankPair]) -> list[tuple[float, ...]]:
-    """Return the time of each cause in each later step, if there is one rank with one trace."""
+    """Return the time of each cause in each later step, or an empty list unless there is one rank with one trace."""
     if len(pairs) != 1 or len(pairs[0].after) != 1 or (account := pairs[0].after[0].account) is None:
         return []
     return [cause.steps_us for cause in account.causes if cause.steps_us]

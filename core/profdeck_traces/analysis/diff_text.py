@@ -23,9 +23,9 @@ _LEAST_PART = 0.1
 """Parts up to this fraction of a change are not named."""
 _MOST_PARTS = 3
 _SLOWER = 1.1
-"""Smallest common factor by which kernels are reported as slower."""
+"""A common slowdown of all kernels is reported from this factor on."""
 _ALIKE = 0.75
-"""Minimum share of the kernels' time in kernels that slowed down by at least half, and at most 1.5 times, as much."""
+"""Minimum share of kernel time in kernels whose slowdown is 0.5 to 1.5 times the common slowdown."""
 _LEAST_MEAN_RATIO = 0.02
 """Means are shown if their relative change differs from that of the medians by at least this much."""
 
@@ -65,7 +65,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
         why = "; ".join(filter(None, (_why(role, main), role.describe_busy())))
     median = f"{name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms{change}{ratio} ({_chance(main)})"
     mean = _mean_of(main)
-    # If bursts decide, the median can change in the opposite direction.
+    # If the verdict is based on bursts, the median can move in the opposite direction.
     is_by_mean = mean and main.delta_us * (main.mean_ratio or 0.0) < 0 and main.verdict in {"slower", "faster"}
     times = f"{mean}; {median}" if is_by_mean else "; ".join(filter(None, (median, mean)))
     return f"{label_of_role(role)} {word}: {times}{f'; {why}' if why else ''}."
@@ -154,8 +154,9 @@ def _other_names(  # noqa: PLR0913
     with_sections: bool,
     has_stage: bool,
 ) -> list[tuple[str, float]]:
-    """Return what explains most of a change if no owner does: a common slowdown, an owner whose growth other owners
-    offset, or entries of the tables.
+    """Return an explanation for most of a change that no owner explains.
+
+    It's a slowdown of all kernels, an owner whose growth is partly offset by other owners, or a list of table entries.
     """
     slowdown = _slower_kernels(role, total_us) if with_sections else None
     first = slowdown or _main_owner(largest, total_us)
@@ -170,7 +171,7 @@ def _other_names(  # noqa: PLR0913
 
 
 def _slower_kernels(role: RoleDiff, total_us: float) -> tuple[str, float] | None:
-    """Return a phrase and the change in time if most kernels slowed down by a similar factor and explain the change."""
+    """Return a phrase and the change in time if kernels explain the change and most slowed down by a similar factor."""
     same = [of for of in role.kernels if of.before_us and of.after_us and of.calls_before == of.calls_after]
     change_us = sum(of.impact_us for of in same)
     if len(same) < _MOST_PARTS or not _is_most(change_us, total_us):
@@ -184,7 +185,7 @@ def _slower_kernels(role: RoleDiff, total_us: float) -> tuple[str, float] | None
 
 
 def _main_owner(owners: Sequence[tuple[str, float]], total_us: float) -> tuple[str, float] | None:
-    """Return the owner with the largest change if it is at least half of the total, even if others offset a part."""
+    """Return the owner with the largest change if it's at least half the total, even if others partly offset it."""
     if not owners or owners[0][0] in _UNNAMED or owners[0][1] * total_us <= 0:
         return None
     return owners[0] if abs(owners[0][1]) >= _MOST * abs(total_us) else None

@@ -15,12 +15,12 @@ _LONGEST_NAME = 48
 
 
 def name_of_owner(owner: OwnerIdentity) -> str | None:
-    """Return the name and origin, such as ``aten::mm in step (train.py:3)``, or ``None`` if there is no name."""
+    """Return an owner's name and origin, such as ``aten::mm in step (train.py:3)``, or ``None`` if it has no name."""
     return located_name(owner.name, owner.origin)
 
 
 def located_name(name: str | None, origin: str | None) -> str | None:
-    """Return a name and its origin, such as ``aten::mm in step (train.py:3)``, or ``None`` if there is no name."""
+    """Format a name and its origin as ``aten::mm in step (train.py:3)``. If `name` is ``None``, return ``None``."""
     if name is None:
         return None
     text = function_text(name) if parse_frame(name) else cut_middle(name, _LONGEST_NAME)
@@ -34,11 +34,11 @@ def function_text(name: str) -> str:
 
 
 def title_text(title: str) -> str:
-    """Return an owner's title for display. Replace the labels of kinds that need an explanation."""
+    """Return an owner's title for display. Labels that need an explanation are replaced."""
     awaiting, colon, kind = title.rpartition(": ")
     return f"{awaiting}{colon}{KIND_TEXTS.get(kind, kind)}"
 
 
 def location_heading(origins: Iterable[str | None]) -> str:
-    """Return the heading for locations. If there are functions, it says which of their lines is meant."""
+    """Return the heading for locations. If any of them is a function, explain that the line is that of its ``def``."""
     return "location (line of def)" if any(parse_frame(origin) for origin in origins if origin) else "location"

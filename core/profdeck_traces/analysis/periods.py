@@ -42,7 +42,7 @@ def work_periods(events: Columns, is_work: NDArray[np.bool_], origin_ns: int, en
 def weight_sync_periods(events: Columns, work: Sequence[Period], origin_ns: int) -> tuple[Period, ...]:
     """Return the periods in which an engine works during the annotation of a weight sync.
 
-    A sync without work may only wait for the trainer.
+    A sync without work is skipped, because it may only be waiting for the trainer.
 
     Args:
         events: All events of the trace.

@@ -124,9 +124,10 @@ def _two_sided(score: float) -> float:
 
 @functools.cache
 def cumulative(n: int, m: int) -> tuple[float, ...]:
-    """Return the probability that in at most 0, 1, 2, ... of the ``n * m`` pairs, the value of `n` is the greater one.
+    """Return the cumulative distribution of the Mann-Whitney statistic for samples of `n` and `m` values.
 
-    The numbers of arrangements are the coefficients of the Gaussian binomial, the product of
+    Element k is the probability that the first sample's value is greater in at most k of the ``n * m`` pairs. The
+    numbers of arrangements are the coefficients of the Gaussian binomial, the product of
     ``(1 - q^(m + i)) / (1 - q^i)`` over i from 1 to n.
     """
     size = n * m + 1
@@ -153,7 +154,7 @@ def _variance(before: Sequence[float], after: Sequence[float]) -> float:
 def far_apart(before: Sequence[float], after: Sequence[float]) -> bool:
     """Return whether the gap between two sides is too wide to be explained by drift within them.
 
-    Their ranks cannot tell: a drift of 1 % within a side is as strong to them as one of 100 %.
+    Ranks can't show this: a drift of 1 % within a side affects them as much as a drift of 100 %.
     """
     (least, most), (low, high) = _middle(before), _middle(after)
     return max(low - most, least - high) > _FAR * max(most - least, high - low)

@@ -1,4 +1,4 @@
-"""Assigns the time that trainers and servers spend waiting for each other to the role that is working at that time.
+"""Assigns the time that trainers and servers spend waiting for each other to the role that is working at the time.
 
 A trainer waits for servers if it runs no operators from before their first iteration until after their last. The wait
 is divided among the other roles, working backward from the end of their work. It is assigned first to the server or
@@ -6,7 +6,7 @@ role that finishes last, then to the one that was busy before it, and so on. A s
 in the same way.
 
 If the other role's work extends beyond the idle period, as in asynchronous training, the process may be waiting for
-something else. It may also be waiting for a member of the capture without a readable trace. In both cases, the time
+something else. It may also be waiting for a member of the capture whose trace can't be read. In both cases, the time
 keeps its owner.
 
 Disaggregated servers work at the same time. A decode server waits for the prefill server whose iteration was the last
@@ -43,7 +43,7 @@ NO_BATCH, WORK = "no batch", "work"
 """``NO_BATCH`` is the activity of a server between iterations. ``WORK`` is an activity outside all stages."""
 _CLOCK_NOISE_NS = 100_000
 _CONTINUES_NS = 5_000_000
-"""If a trainer's first work starts within this time of the start of its recording, it may have started earlier."""
+"""If a trainer is working this soon after its recording starts, it may have been working before."""
 _MAX_NAMED = 3
 _MIN_NOTED = 0.01  # fraction of the account's time
 _NS_PER_US = 1000
@@ -73,7 +73,7 @@ class _Piece(NamedTuple):
 
     @property
     def is_batch(self) -> bool:
-        """False if a server runs no batch: it is idle or receives weights, perhaps from this process."""
+        """False if a server isn't running a batch: it is idle or receiving weights, possibly from this process."""
         awaited = self.activity.awaited
         return awaited != NO_BATCH and not (self.peer.is_server and is_weight_sync(awaited))
 
@@ -124,9 +124,9 @@ class _Peer:
 
     @property
     def may_work_before_recording(self) -> bool:
-        """True if the first work may have started before the recording.
+        """True if the peer may already have been working when its recording started.
 
-        A server starts with a prefill, unless it already has requests.
+        A server's first batch is a prefill, unless the server already has requests.
         """
         if not self.bursts:
             return False
@@ -135,7 +135,7 @@ class _Peer:
 
 
 class _Capture:
-    """The readings of one capture, its peers and its members without a readable trace."""
+    """The readings of one capture, its peers, and its members whose traces can't be read."""
 
     def __init__(self, readings: Sequence[RankReading]) -> None:
         self._server_roles = {
@@ -158,9 +158,9 @@ class _Capture:
         return _facts(reading).role in self._server_roles
 
     def _peers(self, readings: Sequence[RankReading]) -> Iterator[_Peer]:
-        """Yield the peers in a group of ranks: each role, and each data-parallel rank of a server.
+        """Yield the peers in a group of ranks: one for the entire group, or one per data-parallel rank of a server.
 
-        Other ranks of a server run the same batches.
+        The other ranks of a server are skipped, because they run the same batches.
         """
         if not self.is_server(readings[0]):
             yield _Peer(readings, _stages(readings), is_server=False)
@@ -262,7 +262,7 @@ def _iterations(reading: RankReading) -> list[list[_Activity]]:
 
 
 def _with_weight_syncs(bursts: list[list[_Activity]], reading: RankReading) -> list[list[_Activity]]:
-    """Return a server's bursts and its weight syncs, which can interrupt a burst."""
+    """Add a server's weight syncs to its bursts. A sync can interrupt a burst."""
     for period in reading.summary.stage_periods:
         begin, end = _unix_ns(reading, period.start_us), _unix_ns(reading, period.start_us + period.duration_us)
         sync = _Activity(begin, end, period.name or WORK, None)
@@ -341,7 +341,7 @@ def _sort_key(member: CaptureMember) -> tuple[str, int, int]:
 
 
 def _listed(members: Sequence[CaptureMember]) -> str:
-    """Return a list of members, such as ``rollout/1, trainer rank 3 and 2 others``."""
+    """Format a list of members, such as ``rollout/1, trainer rank 3 and 2 others``."""
     names = []
     for member in members:
         name = member.role if member.replica is None else f"{member.role}/{member.replica}"

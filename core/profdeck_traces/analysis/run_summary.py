@@ -212,7 +212,7 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
 
 
 def _with_other_load(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
-    """Add the CPU use of other processes, given the ranks that each host ran in the same capture."""
+    """Add the CPU use of other processes to each rank's load, based on all ranks of its host in the same capture."""
     groups: dict[tuple[str | None, ...], list[tuple[RankSummary, HostLoad]]] = {}
     for rank in ranks:
         if rank.host_load is not None and rank.host is not None:

@@ -66,17 +66,17 @@ class _Capture:
 def graph_operators(
     events: Events, paths: Sequence[Path], is_step: Callable[[str], bool], *, is_required: bool
 ) -> GraphOperators | None:
-    """Match graph launches with captures. Return ``None`` if no graph launch in the trace has device work.
+    """Match graph launches with graph captures. Return ``None`` if no graph launch in the trace has device work.
 
-    A graph launch matches a capture if both have the same kernels, copies and fills in the same order. If several
-    captures match, for example for several batch sizes, their operators are used only if all captures agree. Input
-    shapes are used under the same condition.
+    A launch matches a capture if both contain the same kernels, copies and fills in the same order. If several captures
+    match, for example because of different batch sizes, their operators are used only if all captures agree. The same
+    applies to input shapes.
 
     Args:
         events: Events of the trace.
         paths: Traces that contain graph captures.
         is_step: Returns whether the name of an annotation or operator denotes a step.
-        is_required: If False, the note describes the traces that cannot be used. If True, they are an error.
+        is_required: If True, raise an error for a trace that can't be used. If False, describe it in the note.
 
     Raises:
         TraceError: A required trace is corrupt, contains no graph capture, or its launches have no kernel names.
@@ -148,7 +148,7 @@ def _launched_nodes(events: Events) -> dict[_Nodes, list[Int]]:
 
 
 def _captures(path: Path, launched: dict[_Nodes, list[Int]], is_step: Callable[[str], bool]) -> Iterator[_Capture]:
-    """Yield the captures in a trace that have the same nodes as a graph launch.
+    """Yield a trace's graph captures whose nodes match those of a graph launch.
 
     Raises:
         TraceError: The trace is corrupt, contains no graph capture, or its launches have no kernel names.

@@ -258,7 +258,7 @@ def _account(heading: str, account: AccountDiff, width: int, limit: int) -> list
     shown = sorted(changed, key=lambda key: -abs(times[key][1] - times[key][0]))[:limit]
     if not shown:
         return []
-    room = width - 32  # other columns and gaps
+    room = width - 32  # the other columns and the gaps take 32
     columns = owner_columns([key[1:] for key in shown], room, full=width >= text_layout.UNLIMITED)
     rows = [
         [*_of_times(*times[key]), owner, place if key[3] else ""]

@@ -19,7 +19,7 @@ _LEAST_OWNER, _LEAST_LOCATION, _LEAST_FILE = 18, 28, 8
 def owner_columns(
     rows: Sequence[tuple[str, str | None, str | None]], width: int, *, full: bool
 ) -> list[tuple[str, str]]:
-    """Return the owner and the location of each row. Locations get at least half of the width.
+    """Return the owner cell and the location cell of each row. Locations get at least half of the width.
 
     Args:
         rows: Title, name and origin of each owner, as in `profdeck_traces.account.model.OwnerIdentity`.
@@ -57,8 +57,8 @@ def short_event(name: str, width: int | None, *, is_kernel: bool) -> str:
 def location(origin: str | None, width: int | None) -> str:
     """Format a location for a table: a function as ``step (train.py:3)``, or the module, annotation or operator.
 
-    The file has no directories. If the text is too long, the left parts of the file and the function are cut off, so
-    that the line number remains.
+    The file is shown without its directories. If the text is too long, the file and the function are cut on the left,
+    which keeps the line number.
     """
     frame = parse_frame(origin or "")
     if frame is None:

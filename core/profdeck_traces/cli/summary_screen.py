@@ -89,7 +89,7 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     if screen.height is None:
         lines = [*_findings(run, width, screen.findings), Text(), *about_run]
     else:
-        room = screen.height - 2 - len(about_run)  # one line is left for the prompt
+        room = screen.height - 2 - len(about_run)  # leaves one line for the prompt
         accounts = [attrs.evolve(table, rows=table.fewest).lines for table in tables if table.priority <= _ACCOUNT]
         reserved = sum(len(account) + 1 for account in accounts) + 2 * (len(notes) + 1)
         lines = [*_findings(run, width, screen.findings, max_lines=room - reserved), Text(), *about_run]
@@ -115,7 +115,7 @@ def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width:
 
 
 def _findings(run: RunSummary, width: int, most: int | None, max_lines: int = text_layout.UNLIMITED) -> list[Text]:
-    """Format the verdict, then the other findings. The first finding is the verdict, unless all findings are notes.
+    """Format the verdict and the other findings. The verdict is the first finding, unless all findings are notes.
 
     Advice is omitted if an earlier finding gives the same advice.
     """

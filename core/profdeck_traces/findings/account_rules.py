@@ -35,7 +35,7 @@ from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loo
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
 _MIN_CALLS = 1.5
-"""Minimum number of calls per step at which they can overlap."""
+"""With fewer calls per step, there is nothing to overlap."""
 _WAITS_FOR_BACKWARD = "run_backward"
 
 
@@ -76,7 +76,7 @@ def _name(one: CauseTime) -> str:
 
 
 def _calls(one: CauseTime, account: Account) -> str:
-    """Return the number of calls per step, or of all calls if most steps have none, and their name."""
+    """Return the number and the name of the calls per step. If there is less than one per step, count all calls."""
     per_step = one.calls / account.steps
     count = round(per_step) if per_step >= 1 else one.calls
     unit = {RECORDING: "", ITERATION: " per iteration"}.get(account.basis, " per step")
@@ -108,7 +108,7 @@ def _is_event_loop(one: CauseTime) -> bool:
 def _waiting_cure(one: CauseTime, calls: float) -> str:
     if _is_event_loop(one):
         return "await more of these calls concurrently, and start other work before the longest one returns"
-    # Calls that another thread runs may already be concurrent.
+    # Calls on other threads may already run concurrently.
     if calls >= _MIN_CALLS and is_external_wait(one.name or ""):
         return "run these calls concurrently, such as in a ThreadPoolExecutor"
     return "run the awaited work in the background, and use its result one step later"
@@ -379,7 +379,7 @@ _MESSAGES = attrs.evolve(
     cure=_fixed("use more microbatches per step, or balance the pipeline stages"),
 )
 _OBJECTS = "_object"
-"""Part of the names of collectives that pickle Python objects."""
+"""Substring in the names of collectives that pickle Python objects."""
 _MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 5_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
@@ -431,7 +431,7 @@ def small_kernels_us(view: RankView) -> float | None:
 
 
 def main_place(view: RankView, cause: str) -> tuple[str | None, str | None]:
-    """Return the stage and the line in which a cause takes the most time. Each is ``None`` if it is unknown."""
+    """Return the stage and the line where a cause takes the most time. Each is ``None`` if unknown."""
     account = view.rank.account
     of_cause = (one for one in account.causes if one.cause == cause) if account else iter(())
     return next(((one.annotation, one.line) for one in of_cause), (None, None))
@@ -494,7 +494,7 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     """
     gain_us = one.time_us if one.gain_us is None else one.gain_us
     gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
-    # Before the first initialisation ends, the device has no work, so it is not counted as idle.
+    # Until the first initialisation ends, the device has no work, so this time doesn't count as idle.
     if not view.rank.devices or one.cause in _ON_DEVICE or one.cause == causes.INITIALISATION:
         return gain_us
     if one.cause == causes.ALLOCATION:
@@ -658,17 +658,17 @@ _WAITS = frozenset(
         OwnerKind.WAIT_FOR_RANK, OwnerKind.WAIT_FOR_ROLE,
     )
 )  # fmt: skip
-"""Owners that can wait for a file, a socket, a process or a thread."""
+"""Owners whose time can be a wait for a file, a socket, a process or a thread."""
 _MIN_BLOCKED = 0.2
 _ALMOST_ALL = 0.8
 
 
 def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFinding] | None:
-    """Return a finding for the time that the recording thread is blocked outside recorded waits, over 20 % of the step.
+    """Return a finding if the recording thread is blocked outside recorded waits for over 20 % of the step.
 
-    If a single function explains it, also return its cause, which the finding replaces. Without stacks, time outside
-    operators can also be a wait and does not count. A ``with`` statement that
-    acquires a lock is not in the trace, so the lock is inferred from the thread's CPU time.
+    If a single function explains this time, also return its cause, which the finding replaces. Without stacks, time
+    outside operators may also be a wait, so it is subtracted. The trace doesn't show when a ``with`` statement acquires
+    a lock, so locks are inferred from the thread's CPU time.
     """
     load = view.rank.host_load
     share = load.blocked_share if load is not None else None

@@ -34,10 +34,10 @@ _POINTWISE = ("elementwise", "activation", "copy")
 
 
 def host_bound(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """Idle for more than 15 % of the step, and the host is busy for at least 60 % of that time (HTA idle time;
-    TraceLens). Host time that another finding explains does not count.
+    """The device is idle for more than 15 % of the step, and the host is busy for at least 60 % of that time (HTA idle
+    time; TraceLens). Host time that another finding explains does not count.
 
-    If most launches have no device work, as during the capture of a graph, the device's idle time means nothing.
+    This is not judged if most launches have no device work, such as while a graph is being captured.
     """
     if 2 * view.rank.launches_without_work > view.rank.launches:
         yield NotJudged("host-bound", "most launches have no device work, as in the capture of a CUDA graph")
@@ -228,10 +228,10 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
 
 
 def _device_path_us(view: RankView) -> float:
-    """Return the time per step that the device has on the critical path. Faster kernels cannot save more.
+    """Return the device's time per step on the critical path. Faster kernels can't save more than this.
 
-    Time outside all events counts, because the host may wait for the device there. Without launches, the path does not
-    include the device. Then, return the entire step.
+    Time outside all events counts, because the host may be waiting for the device. If no launches were recorded, the
+    path doesn't include the device, so return the entire step.
     """
     account = view.rank.account
     if account is None or not view.rank.launches:
@@ -245,7 +245,7 @@ _MAY_WAIT_FOR_DEVICE = frozenset({OwnerKind.BETWEEN, OwnerKind.DEVICE_HELD, Owne
 
 
 def _is_single(name: str) -> bool:
-    """Return whether a kernel multiplies in FP32. The operands of TF32 kernels also have type f32 in their names."""
+    """Return whether a kernel multiplies in FP32. TF32 kernels don't, although their names contain the type f32."""
     return _SINGLE.search(name) is not None and _TF32.search(name) is None
 
 

@@ -33,8 +33,8 @@ _FULL_KV_PERCENT = 90
 def prefill_next_to_decode(server: ServerView) -> Iterator[Result]:
     """Report prefills that delay decoding by over 5 % of the time.
 
-    A prefill counts if it takes at least two usual decode periods and longer than nine of ten decode iterations, which
-    excludes delays with another cause. If over a third of the iterations count, more chunks would not help.
+    A prefill counts if it takes at least two usual decode periods and longer than nine of ten decode iterations. This
+    excludes delays with another cause. If over a third of the iterations count, smaller chunks would not help.
     """
     prefills = [iteration for iteration in server.iterations if iteration.step.stage in {PREFILL, MIXED}]
     if any(iteration.step.stage == PREFILL and iteration.step.decode_requests is None for iteration in prefills):
@@ -91,9 +91,9 @@ def _them(iteration: EngineIteration) -> str:
 
 
 def long_tail(server: ServerView) -> Iterator[Result]:
-    """Report servers on which at most a quarter of the peak requests remain for over 15 % of the time.
+    """Report servers that run at most a quarter of their peak number of requests for over 15 % of the time.
 
-    Each tail ends the recording, or ends with a prefill that starts the next wave of requests.
+    Each such tail lasts until the recording ends, or until a prefill starts the next wave of requests.
     """
     if len(server.decodes) < _FEWEST_DECODES:
         yield NotJudged(LONG_TAIL, f"fewer than {_FEWEST_DECODES} decode iterations were recorded")
@@ -121,9 +121,9 @@ def long_tail(server: ServerView) -> Iterator[Result]:
 
 
 def _tails_of(iterations: Sequence[EngineIteration], limit: float) -> list[list[EngineIteration]]:
-    """Return the series of at least ten iterations that only decode at most `limit` requests.
+    """Return each sequence of at least ten iterations that only decode, for at most `limit` requests.
 
-    Each follows an iteration that decodes more, and ends the recording or is followed by a prefill.
+    A sequence follows an iteration that decodes more requests. It lasts until the recording ends or a prefill starts.
     """
     tails: list[list[EngineIteration]] = []
     tail: list[EngineIteration] = []
@@ -168,7 +168,7 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
     most = max(_running(iteration) for iteration in server.iterations)
     limits = server.numbers("max_requests")
     is_full = bool(kv) and statistics.median(kv) >= _FULL_KV_PERCENT
-    # An engine can also reserve room in the KV cache for the tokens that running requests have yet to generate.
+    # An engine can also reserve KV cache space for tokens that running requests haven't generated yet.
     is_reserved = bool(kv) and limits is not None and most < 0.9 * min(limits)
     if is_full or is_reserved:
         kv_percent = f"{statistics.median(kv):.0f}%"
@@ -234,9 +234,10 @@ def preemption(server: ServerView) -> Iterator[Result]:
 
 
 def host_between_iterations(server: ServerView) -> Iterator[Result]:
-    """Report pauses over 10 % of the time between iterations, with running requests and without a recorded device.
+    """Report pauses between iterations that take over 10 % of the time while the engine has requests.
 
-    On a busy machine, the engine may wait for a CPU in these pauses.
+    If a device was recorded, only its idle time counts. On a busy machine, this is not judged, because the engine may
+    be waiting for a CPU during the pauses.
     """
     if server.has_device:
         yield NotJudged(HOST_BETWEEN, "a device was recorded, so only its idle time counts")

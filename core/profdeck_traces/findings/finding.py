@@ -24,9 +24,9 @@ from profdeck_traces.findings.rollout_rules import IDLE_TRAINER, NO_REQUESTS, TO
 _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
 _MAX_CPU_WAIT = 0.2
-"""If a busy machine's CPU wait is a larger fraction of the step, it also precedes findings up to twice as long."""
+"""If a busy machine's CPU wait is a larger fraction of the step, its share is doubled to sort the findings."""
 _MAX_PROFILER_NOTE = 0.3
-"""Profiler work up to this fraction of the step is a note, not a cause: it makes all times longer alike."""
+"""Profiler work up to this fraction of the step is a note, not a cause, because it lengthens all times alike."""
 _NOTES = frozenset({"few-steps", "cold-step"})
 _PROFILER = "profiler"
 _PAIR = 2
@@ -36,9 +36,8 @@ _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run.
 
-    Missing data comes first. The remaining findings are sorted by their gain as a share of the step, or by the share of
-    the step they take if the gain is unknown. A busy machine counts twice if it takes over 20 % of the step. Notes come
-    last.
+    Missing data comes first. The remaining findings are sorted by their gain as a share of the step. If the gain is
+    unknown, the time counts instead. For a busy machine, a share over 20 % is doubled. Notes come last.
     """
     return with_findings(run).findings
 
@@ -94,9 +93,9 @@ def with_findings(run: RunSummary) -> RunSummary:
 
 
 def is_note(finding: Finding) -> bool:
-    """Return whether a finding is about the recording and names no cause of long steps.
+    """Return whether a finding concerns only the recording and does not explain long steps.
 
-    Profiler work over 30 % of the step is a cause: the recorded step then differs too much from the usual one.
+    If profiler work exceeds 30 % of the step, it counts as a cause, because the step differs too much from usual ones.
     """
     return finding.rule in _NOTES or (finding.rule == _PROFILER and _time_share(finding) <= _MAX_PROFILER_NOTE)
 
@@ -250,7 +249,7 @@ _PART_OF_RANK = {"host-bound": "straggler"}
 _CAUSES_OF_ONE_RANK = (
     "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
 )  # fmt: skip
-"""Causes with a cure of their own. If only one rank has the cause, the other ranks wait for it."""
+"""Causes that have their own cure. If only one rank has such a cause, the other ranks wait for that rank."""
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:

@@ -35,7 +35,7 @@ _FEWEST_STEPS = 3
 _LONGER = 1.1
 _MIN_EXPLAINED = 0.5
 _MIN_LEAD = 0.35
-"""Minimum difference between a part's share of the excess and its share of the median step."""
+"""Minimum difference between a `_Part`'s share of the excess and its share of the median step."""
 _NEARLY_ALL = 0.9
 _NOISE_US = 1000
 """Additional time that the start of recording or the host scheduler can cause in any step."""
@@ -48,8 +48,8 @@ def _is_loading(stage: StageSummary) -> bool:
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """Report the longest step if it takes over 1.25 times the median and one owner, function or stage explains it.
 
-    If the host runs ahead of the device, the steps last until their device work ends. On the host, such steps are short
-    until the launch queue is full.
+    If the host runs ahead of the device, a step lasts until its device work ends, because the host's own steps are
+    short until the launch queue is full.
 
     A longest step below twice the median counts only if the mean exceeds the median by over 5 %. If the FLOPs of the
     longest step explain its duration, report uneven batches instead. Report decode iterations with a p99 over twice the
@@ -57,7 +57,7 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     """
     account = view.rank.account
     steps = _until_device_ends([step for step in view.steps if step.kind != ITERATION], account)
-    # The launch queue is empty when the recording starts, so the first step can be longer.
+    # The first step can be longer, because the launch queue is empty when the recording starts.
     judged = steps[1:] if _ends_on_device(account) and len(steps) > _FEWEST_STEPS else steps
     slowest = max(judged, key=lambda step: step.duration_us, default=None)
     is_explained = account and slowest and explains_step(view, account, steps.index(slowest))
@@ -136,7 +136,7 @@ def _ends_on_device(account: Account | None) -> bool:
 
 
 def _until_device_ends(steps: list[StepSummary], account: Account | None) -> list[StepSummary]:
-    """Return the steps with the durations of the account if its steps end when their device work ends."""
+    """If the account's steps end when their device work ends, return the steps with the account's durations."""
     if account is None or not _ends_on_device(account) or len(account.step_us) != len(steps):
         return steps
     return [attrs.evolve(step, duration_us=time) for step, time in zip(steps, account.step_us, strict=True)]
@@ -166,7 +166,7 @@ def _uneven_work(view: RankView, slowest: StepSummary, index: int) -> Iterator[R
 def _unsteady(
     view: RankView, steps: list[StepSummary], slowest: StepSummary, index: int
 ) -> Iterator[RankFinding | NotJudged]:
-    """Yield a finding for the longest step if one owner explains it, or a note if none does.
+    """Yield a finding for the longest step if it has a single explanation. Otherwise, report that it can't be judged.
 
     Args:
         view: The rank.
@@ -214,15 +214,15 @@ class _Part:
 
     @property
     def excess_us(self) -> float:
-        """Time over the median."""
+        """Time above the median."""
         return self.time_us - self.median_us
 
 
 def _main_part(view: RankView, slowest: StepSummary, index: int, excess_us: float) -> _Part | None:
     """Return the owner, function, stage or device work that explains at least half of a step's excess over the median.
 
-    On the host, its share of the excess must also exceed its share of the median step, or it must be one owner with
-    nearly all of the excess. Otherwise, the entire step is slower.
+    On the host, its share of the excess must also exceed its share of the median step. Otherwise, the entire step is
+    slower. An owner with nearly all of the excess always qualifies if its own time at least doubled.
     """
     load = view.rank.host_load
     if load is not None and load.run_queue_s is not None and load.run_queue_s * 1e6 >= excess_us / 2:
@@ -305,8 +305,8 @@ def _over_median(steps: list[StepSummary]) -> float:
 
 
 def busy_machine(view: RankView) -> Iterator[RankFinding]:
-    """The recording thread waited for a CPU that other processes used, or its cgroup was throttled, for over 5 % of the
-    recording.
+    """For over 5 % of the recording, the recording thread could not run, because other processes used the CPU or its
+    cgroup was throttled.
     """
     load = view.rank.host_load
     if load is not None and (reason := load.describe_contention()):
@@ -323,8 +323,8 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
 
 
 def oversubscription(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """The ranks of a host had over 1.25 times as many runnable threads as CPUs, or one rank more than the CPUs on which
-    it may run, and the recording thread waited for a CPU for over 5 % of the recording.
+    """The recording thread waited for a CPU for over 5 % of the recording, because the ranks of its host had too many
+    runnable threads: over 1.25 per CPU for all ranks, or over 1.25 per usable CPU for its own rank alone.
     """
     load = view.rank.host_load
     if load is None or load.wanted_cpus is None:
@@ -347,7 +347,7 @@ def oversubscription(view: RankView) -> Iterator[RankFinding | NotJudged]:
             if per_rank
             else "run fewer ranks on this host, or give it more CPUs"
         ),
-        # Fewer threads do not make the work itself shorter, so no gain is known.
+        # Using fewer threads doesn't reduce the work itself, so the gain is unknown.
         time_us=load.wait_fraction * view.host_step_us,
         step_us=view.host_step_us,
     )

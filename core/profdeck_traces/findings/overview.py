@@ -222,7 +222,7 @@ class Team:
 
     @property
     def gain_text(self) -> str:
-        """Meaning of the gains, and what limits the step without its largest owner. Empty if there are no gains."""
+        """Meaning of the gains, and the next limit without the step's largest owner. Empty if there are no gains."""
         if all(row.gain_us is None for row in self.account):
             return ""
         kind = self.account[0].next_limit
@@ -257,7 +257,7 @@ def _cause(run: RunSummary) -> Finding | None:
 
 
 def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
-    """Return the first finding that is not a note. If there is none, return the largest owner of the longest step."""
+    """Return the first finding that isn't a note. If there is none, describe the largest owner of the longest step."""
     if (finding := _cause(run)) is not None:
         return finding.text
     team = max((team for team in teams if team.account), key=lambda team: team.step_us, default=None)
@@ -276,12 +276,12 @@ def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
 
 
 def sentence_of(advice: str) -> str:
-    """Return a finding's advice as a sentence."""
+    """Format a finding's advice as a sentence."""
     return f"{advice[:1].upper()}{advice[1:]}."
 
 
 def notes_of(run: RunSummary, *, advice: bool) -> list[str]:
-    """Return the findings that are notes, and the causes not judged because ranks waited for a CPU."""
+    """Return the notes, and a sentence about the causes that weren't judged because ranks waited for a CPU."""
     notes = [note.text + (f" {sentence_of(note.do)}" if advice else "") for note in run.findings if is_note(note)]
     for reason in (MACHINE_BUSY, WAITED_FOR_CPU):
         unknown = [cause.cause for cause in run.causes if (cause.reason or "").startswith(reason)]

@@ -55,7 +55,7 @@ class RankFinding:
 MACHINE_BUSY = "the machine was busy"
 """Reason for causes that cannot be distinguished from waits for a CPU."""
 WAITED_FOR_CPU = "the ranks waited for a CPU"
-"""The same if the load of the job itself can explain these waits."""
+"""Same reason, if the job's own load can explain the waits."""
 
 
 @attrs.frozen
@@ -81,18 +81,18 @@ def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> Rank
 
 
 def get_function(view: RankView) -> str:
-    """Return the suggested action for time outside operators without stacks."""
+    """Suggest how to find the function behind time outside operators, if no stacks were recorded."""
     how = record_with(view, "with_stack", steps=1)
     return f"{how}, to get the function" if view.rank.role is None else f"record one step with stacks: {how}"
 
 
 def record_with(view: RankView, *options: str, value: str = "true", steps: int | None = None) -> str:
-    """Return the command or setting that records a rank again with other options.
+    """Return the command or setting that records a rank again with the given options.
 
     Args:
         view: The rank.
         options: Boolean options of the backend.
-        value: Their value.
+        value: Value of these options.
         steps: Number of steps to record. Default: those of the view.
     """
     role = view.rank.role
@@ -110,7 +110,7 @@ def record_with(view: RankView, *options: str, value: str = "true", steps: int |
 
 
 def record_in_a_row(view: RankView) -> str:
-    """Return the suggested action for recordings with too few steps."""
+    """Suggest how to record enough steps."""
     do = "record at least three steps in a row"
     if view.rank.role is None:
         return do

@@ -218,15 +218,15 @@ class RankView:
 
     @property
     def cpu_wait_share(self) -> float:
-        """Fraction of the recording that the main thread waited for a CPU, whatever used it. 0 if it is at most 5 %."""
+        """Fraction of the recording that the main thread waited for a CPU, whatever used it. 0 if at most 5 %."""
         load = self.rank.host_load
         return max(load.wait_fraction, load.lost_fraction) if load is not None else 0.0
 
     def is_due_to_cpu_waits(self, time_us: float, min_share: float, step_us: float | None = None) -> bool:
-        """Return whether waits for a CPU can explain time that a rank spends waiting for other ranks.
+        """Return whether waits for a CPU can explain the time that a rank spends waiting for other ranks.
 
-        They can if the time exceeds twice their share of the step by at most `min_share`: both ranks wait for a CPU.
-        Steps on devices hardly depend on the CPU.
+        They can if the time exceeds twice their share of the step by at most `min_share`. The share is doubled because
+        both ranks wait for a CPU. With devices, return False, because steps hardly depend on the CPU.
 
         Args:
             time_us: Time per step of the waits for other ranks.

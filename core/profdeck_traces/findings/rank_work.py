@@ -39,15 +39,15 @@ def work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio | None:
 
 _MORE_OPERATORS = 1.1
 _SHORT_US, _LONG_US = 10.0, 50.0
-"""Mean self time of operators whose duration does not depend on the sizes of their inputs, and of those where it does.
-"""
+"""Limits of the mean self time. Below the first, an operator's duration does not depend on its input sizes. Above the
+second, it does."""
 
 
 def operator_work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio | None:
-    """Return the ratio of a rank's operators on the host, or ``None`` if it cannot be told from a slow CPU.
+    """Return how much more operator work a rank does on the host, or ``None`` if a slow CPU could be the reason.
 
-    More calls are more work. If only long operators take longer than on the other ranks, and short ones do not, their
-    inputs are larger. A slow CPU slows all operators.
+    More calls mean more work. If long operators take longer than on the other ranks but short ones don't, the inputs
+    are larger. A slow CPU would slow down all operators.
     """
     usual = [{of.name: of for of in view.rank.operators if of.count} for view in others]
     calls_us = usual_us = 0.0
@@ -78,7 +78,7 @@ def operator_work_ratio(slow: RankView, others: Sequence[RankView]) -> WorkRatio
 
 
 def _self_us(operator: OperatorSummary) -> float:
-    """Return the self time of all calls. Use the median step, which a delayed thread changes little."""
+    """Return the self time of all calls, based on the median step because a delayed thread hardly affects it."""
     steps = operator.per_step
     return operator.self_us or 0.0 if steps is None else steps.median_us * steps.steps
 

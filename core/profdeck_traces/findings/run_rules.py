@@ -165,9 +165,9 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
     """A rank for which the others wait in collectives for over 1 % of the step. If no rank is a straggler, ranks that
     wait for each other for over 10 % of the step. Only waits on the critical path count.
 
-    If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they exceed four times
-    that wait, or if one owner explains at least half of them in most steps. Other waits must exceed twice that wait by
-    10 % of the step.
+    If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they take over four times
+    as long as the waits for a CPU, or if one owner explains at least half of them in most steps. If there is no
+    straggler, the waits must exceed twice the waits for a CPU by 10 % of the step.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -183,7 +183,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
             if others and statistics.fmean(others) > 0.01 * step_us:
                 slow = team.pop(group.straggler)
                 is_known = _is_consistent(slow, [*team.values()], statistics.fmean(others))
-                # With one collective per step, the wait is the entire delay.
+                # With one collective per step, the wait equals the entire delay.
                 is_single = all(rank.collectives <= slow.count for rank in group.ranks)
                 yield (
                     _straggler(slow, [*team.values()], others, is_single=is_single)
@@ -204,10 +204,9 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
 def _is_consistent(slow: RankView, others: Sequence[RankView], time_us: float) -> bool:
     """Return whether CPU contention cannot explain why other ranks wait `time_us` per step for a slow rank.
 
-    Return True if the slow rank has devices, unless both sides waited for a CPU, or if the wait for the slow rank is
-    over four times as long as their waits for a CPU. Otherwise, one owner must explain
-    at least half of the wait, both in total and in most steps. Its relative growth must also be at least twice that of
-    all other owners combined.
+    Return True if the slow rank has devices, if only one side or neither waited for a CPU, or if the wait for the slow
+    rank is over four times as long as the waits for a CPU. Otherwise, one owner must explain at least half of the wait,
+    both in total and in most steps. Its relative growth must also be at least twice that of all other owners combined.
     """
     others_share = max(view.cpu_wait_share for view in others)
     if slow.rank.devices or not slow.cpu_wait_share or not others_share:
@@ -483,7 +482,7 @@ def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> R
         text = f", mostly for {_label(longest[0])}"
         place = {"line": longest[0].line, "stage": longest[0].annotation}
     view = views[0]
-    # Per step, only the times of kernels are known.
+    # Only kernel times are available per step.
     on_device = 2 * kernels_us > awaited.total()
     gain_us = _imbalance_us(views, time_us) if on_device else _lead_us(group, time_us)
     lead = "" if on_device else f"; the last rank arrives {ms(gain_us)} {view.per} after the first"
@@ -541,7 +540,7 @@ def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
 
 
 def _sends_all_to_all(view: RankView) -> bool:
-    """Return whether the sends and receives of a rank belong to all-to-alls, which NCCL runs as sends."""
+    """Return whether a rank's sends and receives belong to all-to-alls, which NCCL implements that way."""
     names = {call.name for call in view.rank.collectives}
     names |= {of.name.removeprefix("nccl:") for of in view.rank.annotations if of.name.startswith("nccl:")}
     return any(map(_is_all_to_all, names)) and not any(map(is_message, names))
@@ -552,8 +551,8 @@ def _is_all_to_all(name: str) -> bool:
 
 
 def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """At least 20 collectives of less than 1 MB per step that take over 5 % of the step on the critical path. Waits for
-    other ranks do not count.
+    """At least 20 collectives per step that are smaller than 1 MB and take over 5 % of the step on the critical path.
+    Waits for other ranks do not count.
     """
     for view in views:
         sized = [call for call in view.rank.collectives if call.size_bytes is not None and not is_message(call.name)]
@@ -561,7 +560,7 @@ def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
         count = view.calls_per_step(sum(call.count for call in calls))
         time_us = _path_us(view, lambda name: not is_message(name))
         if len(calls) < len(sized):
-            # The path does not distinguish sizes, and larger collectives can be on it, too.
+            # The path doesn't distinguish sizes and may contain larger collectives.
             time_us = min(time_us, view.calls_per_step(sum(call.min_us * call.count for call in calls)))
         if count >= 20 and time_us > 0.05 * view.step_us:
             mean_bytes = sum((call.size_bytes or 0) * call.count for call in calls) / sum(call.count for call in calls)
@@ -681,7 +680,7 @@ def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
 def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
     """A stage in which one rank exceeds the median of the other ranks by over 10 % of the step, excluding time in host
     collectives. Ranks whose collectives were matched are compared by their waits instead. If the ranks wait for a CPU,
-    the excess must exceed twice that wait by 10 % of the step.
+    the excess must exceed twice that waiting time by 10 % of the step.
     """
     teams: dict[tuple[object, ...], list[RankView]] = {}
     alone = strangers(run.ranks) | {rank.path for group in run.skew for rank in group.ranks if rank.collectives}

@@ -65,13 +65,13 @@ class HostLoad:
 
     @property
     def wait_fraction(self) -> float:
-        """Fraction of the recording that the recording thread waited for a CPU, whatever used it. 0 up to 5 %."""
+        """Fraction of the recording that the recording thread waited for a CPU, whatever used it. 0 if at most 5 %."""
         share = self.cpu_wait_share or 0.0
         return share if share > _MIN_LOST_SHARE else 0.0
 
     @property
     def is_oversubscribed(self) -> bool:
-        """True if the recorded ranks want over 1.25 times as many CPUs as they have, and the recording thread waits."""
+        """True if the recorded ranks need over 1.25 times as many CPUs as they have, and the recording thread waits."""
         if not self.wait_fraction or self.is_by_others:
             return False
         return self._wants_too_much or (self.wanted_cpus or 0.0) > _MIN_WANTED_PER_CPU * self.cpus
@@ -85,7 +85,7 @@ class HostLoad:
 
     @property
     def _wants_too_much(self) -> bool:
-        """True if this process alone has more runnable threads than CPUs on which it may run."""
+        """True if this process alone has over 1.25 times as many runnable threads as CPUs that it may use."""
         return (self.own_wanted_cpus or 0.0) > _MIN_WANTED_PER_CPU * (self.usable_cpus or self.cpus)
 
     @property
@@ -98,7 +98,7 @@ class HostLoad:
 
     @property
     def blocked_share(self) -> float | None:
-        """Fraction of the recording that the recording thread neither ran nor waited for a CPU. ``None`` if unknown."""
+        """Share of the recording in which the recording thread neither ran nor waited for a CPU, if known."""
         if self.thread_cpu_s is None or self.run_queue_s is None or self.throttled_s or self.wall_s <= 0:
             return None
         return min(1.0, max(0.0, 1 - (self.thread_cpu_s + self.run_queue_s) / self.wall_s))
@@ -111,11 +111,11 @@ class HostLoad:
         return max(0.0, self.cpu_s - self.thread_cpu_s) / self.wall_s
 
     def describe_contention(self) -> str | None:
-        """Return why the machine counts as busy during the recording, or None if it does not.
+        """Return why the machine counts as busy during the recording, or None if it doesn't.
 
-        The machine counts as busy if the recording thread waited for a CPU that other processes used, or its cgroup was
-        throttled, for more than 5 % of the recording. If the waiting time is unknown, both load averages must exceed
-        1.25 per CPU.
+        The machine counts as busy if, for more than 5 % of the recording, the recording thread waited for a CPU that
+        other processes used, or its cgroup was throttled. If the waiting time is unknown, both load averages must
+        exceed 1.25 per CPU.
         """
         return ", ".join(self._reasons()) or None if self.wall_s > 0 else None
 
@@ -152,9 +152,9 @@ class HostLoad:
 
 
 def with_other_load(loads: Sequence[HostLoad]) -> list[HostLoad]:
-    """Add the CPU use of other processes to the loads of ranks that one host ran at the same time.
+    """Add the CPU use of other processes to the loads of ranks that ran on one host at the same time.
 
-    If the CPU time of the host was not recorded, the load average estimates it.
+    If the host's CPU time wasn't recorded, estimate it from the load average.
     """
     if any(load.wall_s <= 0 for load in loads):
         return [*loads]

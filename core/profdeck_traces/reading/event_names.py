@@ -98,7 +98,7 @@ _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|gar
 _PROFILER_FRAME = re.compile(
     r"(?:.*[\\/])?(?:(?:site|dist)-packages[\\/]profdeck(?:_\w+)?[\\/]|torch[\\/]profiler[\\/]profiler\.py\()"
 )
-# torch removes the `sys.path` entry from a path, so a path can be relative. Source trees and zip files keep a prefix.
+# torch strips the `sys.path` entry, so paths can be relative. Paths in source trees and zip files keep a prefix.
 _PROFILER_FILE = re.compile(
     r"(?:.*[\\/](?:core|plugins|[^\\/]+\.(?:zip|egg|whl|pyz|pex))[\\/]|(?:core|plugins)[\\/])?"
     r"(?P<package>profdeck(?:_\w+)?)[\\/](?P<module>\w+)(?:[\\/]|\.py\()"
@@ -150,7 +150,7 @@ def is_file_read(name: str) -> bool:
 
 
 def is_worker_wait(name: str) -> bool:
-    """Return whether a Python frame waits for a batch from a DataLoader worker and unpickles it."""
+    """Return whether a Python frame is the function that awaits and unpickles a batch from a DataLoader worker."""
     return _WORKER_WAIT.match(name) is not None
 
 
@@ -224,9 +224,9 @@ def is_profiler_frame(name: str) -> bool:
 
 @functools.cache
 def _own_modules(package: str) -> frozenset[str]:
-    """Return the modules and subpackages of an installed package of profdeck, or an empty set for other packages.
+    """Return the modules and subpackages of an installed profdeck package, or an empty set for any other package.
 
-    Directories of jobs can have similar names, such as ``profdeck_job``.
+    A user's package can have a similar name, such as ``profdeck_job``.
     """
     own = importlib.util.find_spec(__name__.partition(".")[0])
     spec = importlib.util.find_spec(package)
@@ -257,7 +257,7 @@ def is_sleep(name: str) -> bool:
 
 
 def is_event_loop_wait(name: str) -> bool:
-    """Return whether a Python frame is the wait of an asyncio event loop."""
+    """Return whether a Python frame is an asyncio event loop waiting for events."""
     return _EVENT_LOOP_WAIT.search(name) is not None
 
 

@@ -51,7 +51,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend |
         "poor": not_complete(run),
         "labels": labels,
         "verdicts": verdicts,
-        # The first finding is the verdict, unless all findings are notes.
+        # The verdict is the first finding, unless all findings are notes.
         "verdict": "" if run.findings and run.findings[0].text == run.verdict else run.verdict,
         "notes": notes_of(run, advice=True),
         "findings": _findings(run, [rank for _, rank in ranks]),

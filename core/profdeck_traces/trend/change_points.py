@@ -5,9 +5,9 @@ p-value of the largest score is the tail of the standardized Brownian bridge (Cs
 Change-Point Analysis, 1997, theorem 1.3.3). Autocorrelation increases the variance of the score, as in
 `profdeck_traces.analysis.rank_sum_test`.
 
-That tail is far too heavy for short series. If both sides of a split are far apart, so that autocorrelation can't
-explain the difference, the exact p-values of all splits are added up instead. This finds an operator that is new in the
-second half of 20 captures.
+That tail is far too heavy for short series. If the sides of a split are too far apart for autocorrelation to explain,
+the exact p-values of all splits are summed instead. This detects, for example, an operator that is new in the second
+half of 20 captures.
 
 A test of the complete series misses a level that changes back. Therefore segments are tested as well, by seeded binary
 segmentation (Kovács, Bühlmann, Li and Munk, Biometrika 110, 2023). The complete series gets half of the significance
@@ -139,7 +139,7 @@ def _segments(count: int) -> list[tuple[int, int]]:
 def _scores(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
     """Return the standardized Mann-Whitney score of each allowed split, or ``None`` if all values are equal.
 
-    The second value is the factor by which ties raise the scores.
+    Also return the factor by which ties raise the scores.
     """
     count = len(values)
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
@@ -190,7 +190,7 @@ def _test_split(values: Sequence[float], index: int, min_change: float) -> tuple
 
 
 def _exact_bound(score: float, count: int) -> float:
-    """Return the sum over all allowed splits of the probability that the split's score is at least `score`."""
+    """Bound the p-value: sum, over all allowed splits, the probability that the split's score is at least `score`."""
     total = 0.0
     for left in range(MIN_VALUES, count - MIN_VALUES + 1):
         pairs = left * (count - left)

@@ -73,7 +73,7 @@ def simulate(seed: int, *, servers: int) -> Roles:
 
 
 def simulate_many_roles(seed: int, *, servers: int) -> Roles:
-    """Simulate a job with another trainer, weight syncs, servers that die and servers without any work."""
+    """Simulate a job with a second trainer, weight syncs, servers that die, and servers without any work."""
     choice = random.Random(seed)  # noqa: S311 - reproducible jobs
     roles = simulate(seed, servers=servers)
     ends = {burst.end for bursts in (roles.trainer, *roles.servers) for burst in bursts}
@@ -91,7 +91,7 @@ def simulate_many_roles(seed: int, *, servers: int) -> Roles:
         for burst in bursts[1:-1]:
             if choice.random() < 0.4:  # a sync before, during or instead of the batches
                 first = choice.choice((0, len(burst.ticks) // 2))
-                # A decode without a prefill before it would have requests in the pause before the burst.
+                # Without a prefill, the server would already have had the decode's requests during the preceding pause.
                 last = choice.choice((first + 1, len(burst.ticks))) if first else len(burst.ticks)
                 burst.ticks[first:last] = [SYNC] * (last - first)
     dead = frozenset(replica for replica, bursts in enumerate(roles.servers) if bursts and choice.random() < 0.2)

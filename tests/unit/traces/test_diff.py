@@ -71,7 +71,7 @@ def test_bursts_of_one_short_cause_are_not_chance() -> None:
     of_one_cause = bursts_of(before, after, [loading])
     assert of_one_cause is not None
     assert of_one_cause.p_value < 0.001
-    # Half of all delays fall into half of each step.
+    # A cause that takes half of every step also takes half of every delay.
     long_cause = bursts_of(before, after, [everywhere])
     assert long_cause is not None
     assert long_cause.p_value > 0.02

@@ -253,7 +253,7 @@ def two_servers(run: Path) -> Path:
 
 
 def unassigned(run: Path, role: str, replica: int | None = None) -> list[tuple[tuple[str, ...], str]]:
-    """Return the roles and reasons of waits that are not assigned. Traces that cannot be read are ignored."""
+    """Return the roles and reasons of unassigned waits. Traces that can't be read are ignored."""
     summary, _ = summarise_run(find_sources([run]))
     found = account(summary, role, replica)
     assert waits(found) == []
@@ -393,7 +393,7 @@ def test_a_server_with_requests_at_the_start_of_its_recording_may_have_worked_be
 
 
 def test_another_trainer_that_finishes_last_is_awaited(tmp_path: Path) -> None:
-    """The trainer waits for the reward role. If the server were faster, the trainer would wait just as long."""
+    """The trainer waits for the reward role. A faster server wouldn't make the wait shorter."""
     run = job(tmp_path, [PREFILL, *decode(30, 10, 4)])
     write_trainer(run, (("rollout", 100.0, False), ("score", 450.0, True), ("idle", 450.0, False)), role="reward")
     found = waits(account(summary_of(run), "trainer"))

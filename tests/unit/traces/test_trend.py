@@ -302,7 +302,7 @@ def test_slowdown_on_a_busy_machine_is_inconclusive() -> None:
 
 
 def test_new_owner_is_found_among_many_series() -> None:
-    """An owner that is absent from the first half of 20 captures is new, however many other series are tested."""
+    """An owner missing from the first half of 20 captures is detected as new, however many other series are tested."""
     points = []
     for point in parts_of_steps(4, ranks=1, captures=20):
         owners = {f"owner {index}": time for index in range(20) for time in [point.numbers.owners[OWNERS[0]]]}
