@@ -30,8 +30,8 @@ PUBLIC = (
     "kineto__9d1ce6a2__samples__resnet50_num_workers_0__worker0.1623143089861.pt.trace",
 )
 GOALS = {"path_us": 1.0, "ratio": 2.5, "bytes": 300.0}
-"""CPU time of the path in microseconds per event; CPU time of reading and the account, relative to that of reading and a
-summary without the account; and peak memory of the account in bytes per event."""
+"""CPU time of the path in microseconds per event; CPU time of reading and the account, relative to a summary without
+the account; and peak memory of the account in bytes per event."""
 
 
 def account_costs(path: Path, rounds: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
 _JOINED = frozenset(
     {"profiler", "data loading", "garbage collection", "checkpoint", "compilation", "output", "validation"}
 )
-"""Kinds whose owners share one row per function: many short events explain the time together."""
+"""Owners of these kinds share one row per function, because many short events explain the time only together."""
 NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role", *_JOINED})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 

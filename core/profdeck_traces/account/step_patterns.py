@@ -53,7 +53,7 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> M
     is_loop = np.zeros(events.complete, np.bool_)
     is_optimizer = events.with_name(~names.is_operator, lambda name: _OPTIMIZER.match(name) is not None)
     in_optimizer = values_at(is_optimizer.astype(np.int32), names.annotation[roots]) > 0
-    # The autograd engine, not a Python loop, runs one node for each operator of the forward pass.
+    # Backward nodes aren't a Python loop: the autograd engine runs one for each operator of the forward pass.
     is_node = events.with_name(names.is_operator, lambda name: name.startswith("autograd::engine::"))
     roots = roots[~in_optimizer & ~is_node[roots]]
     if not len(roots):

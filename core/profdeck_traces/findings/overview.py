@@ -45,7 +45,7 @@ class StageRow:
 
     name: str
     is_stage: bool
-    """False for the rows about time outside operators, which is also part of the stages."""
+    """False for rows of time outside operators. The stages also contain this time."""
     mean_us: float
     share: float
     """Of the step on the host."""

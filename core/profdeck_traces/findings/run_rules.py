@@ -503,7 +503,7 @@ def _lead_us(group: GroupSkew, waits_us: float) -> float:
 
     Args:
         group: Arrivals of the ranks.
-        waits_us: Mean wait of the ranks per step on the critical path. Other waits do not count.
+        waits_us: Mean wait of the ranks per step. Only waits on the critical path count.
     """
     mean_us = statistics.fmean(rank.wait_us for rank in group.ranks)
     return waits_us * sum(of.skew_us for of in group.collectives) / mean_us if mean_us else waits_us
