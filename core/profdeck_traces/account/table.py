@@ -256,8 +256,9 @@ def _with_gains(
     # A sum of small owners has no name, so it cannot be distinguished from time without an event.
     is_sum = {owner.key: owner.name is None and len(owners) >= MAX_OWNERS for owner in owners}
     groups: list[tuple[OwnerTime, ...]] = [(owner,) for owner in owners[:MAX_GAINS] if not is_sum[owner.key]]
-    groups += [group for group in _rows(owners)[:MAX_GAINS] if len(group) > 1 and not is_sum[group[0].key]]
-    groups = [group for group in groups if len({owner.name for owner in group}) == 1]  # as `_OwnerFinder` requires
+    groups += [
+        group for group in _rows(owners)[:MAX_GAINS] if len(group) > 1 and not any(is_sum[owner.key] for owner in group)
+    ]
     gains = [Gain() for _ in groups]
     steps_us: list[list[float]] = [[] for _ in groups]
     finder = _OwnerFinder(names, windows.kinds, texts)
@@ -321,23 +322,26 @@ class _OwnerFinder:
     def mask(
         self, owners: Sequence[OwnerTime], rows: NDArray[np.int32], name: NDArray[np.integer]
     ) -> NDArray[np.bool_]:
-        """Return a mask of the rows that belong to several owners with the same name.
+        """Return a mask of the rows that belong to any of the owners.
 
         Args:
             owners: The owners.
             rows: Rows of the trace.
             name: Name code of each row.
         """
-        found = np.flatnonzero(_has_code(name, owners[0].name, self._name_codes))
-        columns = _columns(self._names, self._kinds, rows[found])[1:]
         is_owner = np.zeros(len(rows), np.bool_)
-        for owner in owners:
-            fields = (owner.operator, owner.annotation, owner.line, owner.module)
-            of_owner = np.ones(len(found), np.bool_)
-            codes = (*[self._name_codes] * 3, self._module_codes)
-            for field, column, of_field in zip(fields, columns, codes, strict=True):
-                of_owner &= _has_code(column, field, of_field)
-            is_owner[found[of_owner]] = True
+        for of_name in {owner.name for owner in owners}:
+            found = np.flatnonzero(_has_code(name, of_name, self._name_codes))
+            columns = _columns(self._names, self._kinds, rows[found])[1:]
+            for owner in owners:
+                if owner.name != of_name:
+                    continue
+                fields = (owner.operator, owner.annotation, owner.line, owner.module)
+                of_owner = np.ones(len(found), np.bool_)
+                codes = (*[self._name_codes] * 3, self._module_codes)
+                for field, column, of_field in zip(fields, columns, codes, strict=True):
+                    of_owner &= _has_code(column, field, of_field)
+                is_owner[found[of_owner]] = True
         return is_owner
 
 

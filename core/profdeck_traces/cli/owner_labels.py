@@ -43,7 +43,7 @@ def _owner(title: str, name: str | None, origin: str | None, width: int | None) 
     if parse_frame(name):
         return owner_text(title, location(name, room))
     for prefix in _BUILT_IN:
-        name = name.removeprefix(prefix)
+        name = name.removeprefix(prefix).removesuffix(">") if name.startswith(prefix) else name
     return owner_text(title, printable(short_event(name, room, is_kernel=kind in _ON_DEVICE)))
 
 

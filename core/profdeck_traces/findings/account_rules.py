@@ -629,7 +629,7 @@ def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is
         if options := [option for option in is_on if is_on[option]]:
             names = " and ".join({"with_stack": "stacks", "record_shapes": "shapes"}[option] for option in options)
             return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"
-        return "compare times only with those of other recordings, because every recording slows the step down"
+        return "record fewer activities, or compare times only with those of other recordings"
     return cause.cure(one, one.calls / account.steps)
 
 

@@ -25,7 +25,7 @@ _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
 _MAX_CPU_WAIT = 0.2
 """If a busy machine's CPU wait is a larger fraction of the step, its share is doubled to sort the findings."""
-_MAX_PROFILER_NOTE = 0.3
+_MAX_PROFILER_NOTE = 0.2
 """Profiler work up to this fraction of the step is a note, not a cause, because it lengthens all times alike."""
 _NOTES = frozenset({"few-steps", "cold-step"})
 _PROFILER = "profiler"
@@ -95,7 +95,7 @@ def with_findings(run: RunSummary) -> RunSummary:
 def is_note(finding: Finding) -> bool:
     """Return whether a finding concerns only the recording and does not explain long steps.
 
-    If profiler work exceeds 30 % of the step, it counts as a cause, because the step differs too much from usual ones.
+    If profiler work exceeds 20 % of the step, it counts as a cause, because the step differs too much from usual ones.
     """
     return finding.rule in _NOTES or (finding.rule == _PROFILER and _time_share(finding) <= _MAX_PROFILER_NOTE)
 

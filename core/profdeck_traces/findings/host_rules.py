@@ -227,12 +227,34 @@ def _main_part(view: RankView, slowest: StepSummary, index: int, excess_us: floa
     load = view.rank.host_load
     if load is not None and load.run_queue_s is not None and load.run_queue_s * 1e6 >= excess_us / 2:
         return None
-    if slowest.devices:
-        busy_us = [sum(of.busy_us for of in step.devices) / view.device_count for step in view.steps]
-        time_us, median_us = busy_us[view.steps.index(slowest)], statistics.median(busy_us)
-        if time_us - median_us >= excess_us / 2:
-            return _Part(name="device work", time_us=time_us, median_us=median_us)
-    account = view.rank.account
+    return (
+        _part_on_path(view.rank.account, index)
+        or _host_stage(view, slowest, excess_us)
+        or _device_work(view, index, excess_us)
+    )
+
+
+def _host_stage(view: RankView, slowest: StepSummary, excess_us: float) -> _Part | None:
+    """Return the stage that explains at least half of a step's excess, unless the host runs ahead of the device."""
+    longest = view.rank.host_times.longest_step if view.rank.host_times else None
+    if longest is None or longest.step != slowest.step or not view.rank.devices or _ends_on_device(view.rank.account):
+        return None
+    stages = [part for part in longest.parts if part.kind == "stage" and part.time_us - part.median_us >= excess_us / 2]
+    return next((_Part(name=of.name, stage=of.name, time_us=of.time_us, median_us=of.median_us) for of in stages), None)
+
+
+def _device_work(view: RankView, index: int, excess_us: float) -> _Part | None:
+    """Return the device work if it explains at least half of a step's excess over the median."""
+    busy_us = [sum(of.busy_us for of in step.devices) / view.device_count for step in view.steps if step.devices]
+    if len(busy_us) < len(view.steps):
+        return None
+    median_us = statistics.median(busy_us)
+    is_longer = busy_us[index] - median_us >= excess_us / 2
+    return _Part(name="device work", time_us=busy_us[index], median_us=median_us) if is_longer else None
+
+
+def _part_on_path(account: Account | None, index: int) -> _Part | None:
+    """Return the owner, function or stage that explains at least half of a step's excess on the critical path."""
     if account is None or index >= len(account.step_us):
         return None
     median_us = statistics.median(account.step_us)

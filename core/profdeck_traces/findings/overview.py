@@ -227,7 +227,7 @@ class Team:
             return ""
         kind = self.account[0].next_limit
         limit = f" Without the first row, the next limit is {OwnerKind.from_label(kind).with_side}." if kind else ""
-        return f"gain: time that the {self.unit} would save without that row.{limit}"
+        return f"gain: time that the {self.unit} would save without that row; blank if unknown.{limit}"
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:

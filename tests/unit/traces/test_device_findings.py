@@ -116,7 +116,7 @@ def loading(job: Job) -> None:
         (layouts, "layout-copies", "channels_last"),
         (convolutions, "fp32-gemm", "cudnn.allow_tf32"),
         (tf32, "fp32-gemm", None),
-        (buffers, "profiler", "without stacks"),
+        (buffers, "profiler", "compare times only with"),
         (loading, "profiler", None),
     ],
 )
