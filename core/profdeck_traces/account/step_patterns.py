@@ -65,9 +65,10 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> M
         starts = np.sort(events.start_ns[step_rows(names, kinds)])
         annotation = names.annotation[roots].astype(np.int64)
         function = np.where(annotation >= 0, annotation, events.complete + starts.searchsorted(events.start_ns[roots]))
-    _, index, count = np.unique(
-        function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
-    )
+    _, operator = np.unique(function * len(events.names) + events.name[roots], return_inverse=True)
+    # The layers of a model call the same operator too, but each through a module of its own.
+    module = values_at(events.name, names.module[roots]).astype(np.int64) + 1
+    _, index, count = np.unique(operator * (len(events.names) + 1) + module, return_inverse=True, return_counts=True)
     # Most calls must be short. A mean would be distorted by a few calls during which the thread was preempted.
     small = np.bincount(index, weights=events.duration_ns[roots] < _MAX_SMALL_NS)
     count = np.where(2 * small > count, count, 0)[index]

@@ -683,6 +683,16 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
     blocked_us = share * step_us - waits_us / account.steps
     if blocked_us <= _MIN_BLOCKED * step_us:
         return None
+    code = [one for one in account.causes if one.cause == causes.PYTHON_CODE and not _sleeps(one)]
+    main = max(code, key=lambda one: one.time_us, default=None)
+    main_us = main.time_us / account.steps if main is not None else 0.0
+    if main is not None and _ALMOST_ALL * blocked_us <= main_us <= blocked_us / _ALMOST_ALL:
+        time_us = min(blocked_us, main_us)
+        text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
+        text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
+        cure = "hold the lock for less time in the other thread, or do not wait for it in this function"
+        finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
+        return main, finding
     functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
     others = load.others_share or 0.0
     if account.has_stacks and functions and others >= _ALMOST_ALL * blocked_us / step_us:
@@ -700,16 +710,6 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
             line=only.line if only else None,
         )
         return None, finding
-    code = [one for one in account.causes if one.cause == causes.PYTHON_CODE and not _sleeps(one)]
-    main = max(code, key=lambda one: one.time_us, default=None)
-    main_us = main.time_us / account.steps if main is not None else 0.0
-    if main is not None and _ALMOST_ALL * blocked_us <= main_us <= blocked_us / _ALMOST_ALL:
-        time_us = min(blocked_us, main_us)
-        text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
-        text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
-        cure = "hold the lock for less time in the other thread, or do not wait for it in this function"
-        finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
-        return main, finding
     text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}) outside "
     text += "recorded waits"
     if others >= _ALMOST_ALL * blocked_us / step_us:

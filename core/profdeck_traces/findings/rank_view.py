@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import attrs
@@ -28,7 +28,16 @@ _ENGINE_UNIT = "engine_iteration"
 def views_of(run: RunSummary) -> list[RankView]:
     """Return the traces of a run, in their order."""
     labels, typical = labels_of(run.ranks), typical_steps(run.ranks)
-    return [RankView(rank, labels[rank.path], typical.get(rank.path)) for rank in run.ranks]
+    sizes = Counter((rank.run, rank.capture, rank.role, rank.replica) for rank in run.ranks)
+    return [
+        RankView(
+            rank,
+            labels[rank.path],
+            typical.get(rank.path),
+            sizes[rank.run, rank.capture, rank.role, rank.replica],
+        )
+        for rank in run.ranks
+    ]
 
 
 @attrs.frozen(slots=False)
@@ -40,6 +49,8 @@ class RankView:
     """What people call it."""
     typical_step: StepSummary | None
     """The step that pictures show, if it has steps."""
+    team_size: int = 1
+    """Number of ranks recorded with it, including itself."""
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -225,8 +236,9 @@ class RankView:
     def is_due_to_cpu_waits(self, time_us: float, min_share: float, step_us: float | None = None) -> bool:
         """Return whether waits for a CPU can explain the time that a rank spends waiting for other ranks.
 
-        They can if the time exceeds twice their share of the step by at most `min_share`. The share is doubled because
-        both ranks wait for a CPU. With devices, return False, because steps hardly depend on the CPU.
+        They can if the time exceeds their share of the step, summed over the ranks, by at most `min_share`: every rank
+        that waits for a CPU can make the others wait. With devices, return False, because steps hardly depend on the
+        CPU.
 
         Args:
             time_us: Time per step of the waits for other ranks.
@@ -236,7 +248,7 @@ class RankView:
         if self.rank.devices or not self.cpu_wait_share:
             return False
         step_us = self.step_us if step_us is None else step_us
-        return time_us - 2 * self.cpu_wait_share * step_us <= min_share * step_us
+        return time_us - max(2, self.team_size) * self.cpu_wait_share * step_us <= min_share * step_us
 
     def typical(self) -> RankView:
         """Return the same without the steps that are much longer than the median, if three or more are left."""

@@ -167,7 +167,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
 
     If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they take over four times
     as long as the waits for a CPU, or if one owner explains at least half of them in most steps. If there is no
-    straggler, the waits must exceed twice the waits for a CPU by 10 % of the step.
+    straggler, the waits must exceed the ranks' waits for a CPU by 10 % of the step.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -680,7 +680,7 @@ def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
 def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
     """A stage in which one rank exceeds the median of the other ranks by over 10 % of the step, excluding time in host
     collectives. Ranks whose collectives were matched are compared by their waits instead. If the ranks wait for a CPU,
-    the excess must exceed twice that waiting time by 10 % of the step.
+    the excess must exceed these waits, summed over the ranks, by 10 % of the step.
     """
     teams: dict[tuple[object, ...], list[RankView]] = {}
     alone = strangers(run.ranks) | {rank.path for group in run.skew for rank in group.ranks if rank.collectives}

@@ -614,6 +614,15 @@ def test_repeated_forward_pass_is_not_judged_without_stacks(tmp_path: Path) -> N
     assert state_of(run, "duplicated-work").state == "not_judged"
 
 
+@pytest.mark.parametrize(
+    ("name", "rules"), [("nn.Module: Linear_{}", []), ("nn.Module: Linear_0", ["small-operators"])]
+)
+def test_layers_of_a_model_are_no_python_loop(tmp_path: Path, name: str, rules: list[str]) -> None:
+    calls = [frame(name.format(layer), 20, operator("aten::select", 20)) for layer in range(100)]
+    run = Job().write(tmp_path / "layers.json", [function(100 * 20, *calls)])
+    assert [finding.rule for finding in run.findings] == rules
+
+
 def test_loop_over_a_helper_function_is_at_its_caller(tmp_path: Path) -> None:
     calls = [frame("train.py(60): step_of_loop", 20, operator("aten::select", 20))] * 64
     (finding,) = Job().write(tmp_path / "loop.json", [function(64 * 20, *calls)]).findings
@@ -706,6 +715,14 @@ def test_function_that_uses_no_cpu_time_waits_for_a_lock(tmp_path: Path, thread_
     (finding,) = with_load(run, thread_cpu_s=thread_cpu_s).findings
     assert finding.rule == rule
     assert finding.gain_us == pytest.approx(6_000, rel=0.02)
+
+
+def test_function_that_waits_for_a_lock_of_a_busy_thread_is_not_called_gil_contention(tmp_path: Path) -> None:
+    job = Job()
+    place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 2, "args": {}}
+    job.events.append(place | {"name": "train.py(90): count", "ts": 0.0, "dur": job.steps * STEP_US + 1_000})
+    run = job.write(tmp_path / "job.json", [function(6_000), operator("aten::mm", 3_900)])
+    assert with_load(run, cpu_s=1.0, thread_cpu_s=0.4).findings[0].rule == "lock"
 
 
 @pytest.mark.parametrize(("cpu_s", "is_found"), [(1.0, True), (0.2, False)])
