@@ -67,8 +67,8 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     mean = _mean_of(main)
     # If the verdict is based on bursts, the median can move in the opposite direction.
     is_by_mean = mean and main.delta_us * (main.mean_ratio or 0.0) < 0 and main.verdict in {"slower", "faster"}
-    times = f"{mean}; {median}" if is_by_mean else "; ".join(filter(None, (median, mean)))
-    return f"{label_of_role(role)} {word}: {times}{f'; {why}' if why else ''}."
+    times = (mean, why, f"but {median}") if is_by_mean else (median, mean, why)
+    return f"{label_of_role(role)} {word}: {'; '.join(filter(None, times))}."
 
 
 def _ranks_of(role: RoleDiff, changes: Sequence[Change]) -> str:
@@ -110,7 +110,8 @@ def _why(role: RoleDiff, main: Change) -> str:
     account = source.account if is_only else None
     total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
     stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
-    names = _most_of(stages, total_us)
+    of_stages = _most_of(stages, total_us)
+    names = [*of_stages]
     remainder = _remainder
     owners: list[tuple[str, float]] = []
     largest: list[tuple[str, float]] = []
@@ -130,8 +131,9 @@ def _why(role: RoleDiff, main: Change) -> str:
     if not owners:
         names += _other_names(role, main, largest, total_us, with_sections=source is role, has_stage=bool(names))
     if names:
-        explained_us = max((time_us for _, time_us in names), key=abs)
-        return f"most of it: {_listed(names)}{remainder(total_us - explained_us, total_us)}"
+        explained_us = max((time_us for _, time_us in owners or names), key=abs)
+        listed = f"{_listed(of_stages)}; by owner: {_listed(owners)}" if of_stages and owners else _listed(names)
+        return f"most of it: {listed}{remainder(total_us - explained_us, total_us)}"
     if largest:
         return _largest_owners(largest, step_us)
     names = [
