@@ -329,19 +329,27 @@ class _OwnerFinder:
             rows: Rows of the trace.
             name: Name code of each row.
         """
+        of_name: dict[str | None, list[OwnerTime]] = {}
+        for owner in owners:
+            of_name.setdefault(owner.name, []).append(owner)
+        number_of_code = np.full(len(self._names.events.names) + 1, -1, np.int32)  # the last one is for code -1
+        for position, text in enumerate(of_name):
+            number_of_code[[-1] if text is None else self._name_codes[text]] = position
+        number = number_of_code[name]
+        found = np.flatnonzero(number >= 0)
+        found = found[number[found].argsort(kind="stable")]
+        bounds = number[found].searchsorted(np.arange(len(of_name) + 1))
         is_owner = np.zeros(len(rows), np.bool_)
-        for of_name in {owner.name for owner in owners}:
-            found = np.flatnonzero(_has_code(name, of_name, self._name_codes))
-            columns = _columns(self._names, self._kinds, rows[found])[1:]
-            for owner in owners:
-                if owner.name != of_name:
-                    continue
+        for same, first, end in zip(of_name.values(), bounds, bounds[1:], strict=False):
+            row = found[first:end]
+            columns = _columns(self._names, self._kinds, rows[row])[1:]
+            for owner in same:
                 fields = (owner.operator, owner.annotation, owner.line, owner.module)
-                of_owner = np.ones(len(found), np.bool_)
+                of_owner = np.ones(len(row), np.bool_)
                 codes = (*[self._name_codes] * 3, self._module_codes)
                 for field, column, of_field in zip(fields, columns, codes, strict=True):
                     of_owner &= _has_code(column, field, of_field)
-                is_owner[found[of_owner]] = True
+                is_owner[row[of_owner]] = True
         return is_owner
 
 
