@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -46,8 +48,32 @@ RANK = HostLoad(
 )  # fmt: skip
 
 
+def of_processes(loads: list[HostLoad]) -> list[HostLoad]:
+    """Return the loads of different processes that were recorded together."""
+    return [load for load in with_other_load(loads, [("host", process) for process in range(len(loads))]) if load]
+
+
+def test_traces_of_one_process_count_its_cpu_time_once() -> None:
+    loads = with_other_load([RANK] * 4, [("host", "rank 0")] * 4)
+    assert [load and load.other_cpus for load in loads] == [pytest.approx(1.0)] * 4
+
+
+def test_process_that_needs_more_than_its_cpus_is_oversubscribed_whatever_others_use() -> None:
+    pinned = attrs.evolve(RANK, cpus=64, usable_cpus=2, all_run_queue_s=26.0, host_cpu_s=24.0)
+    (load,) = of_processes([pinned])
+    assert load.other_cpus == pytest.approx(11.1)
+    assert load.is_oversubscribed
+    assert load.describe_contention() is None
+
+
+@pytest.mark.parametrize("wrong", [{"cpus": -2}, {"thread_cpu_s": -5.0}, {"run_queue_s": 1e308}, {"cpu_s": math.nan}])
+def test_loads_that_cannot_have_been_measured_are_implausible(wrong: dict[str, Any]) -> None:
+    assert RANK.is_plausible
+    assert not attrs.evolve(RANK, **wrong).is_plausible
+
+
 def test_ranks_that_use_the_cpus_themselves_do_not_make_the_machine_busy() -> None:
-    loads = with_other_load([RANK, RANK])
+    loads = of_processes([RANK, RANK])
     assert [load.other_cpus for load in loads] == [pytest.approx(0.1), pytest.approx(0.1)]
     assert [load.describe_contention() for load in loads] == [None, None]
     assert not loads[0].is_oversubscribed  # 2.3 runnable threads on 2 CPUs
@@ -55,22 +81,22 @@ def test_ranks_that_use_the_cpus_themselves_do_not_make_the_machine_busy() -> No
 
 
 def test_other_processes_make_the_machine_busy() -> None:
-    load, _ = with_other_load([attrs.evolve(RANK, cpu_s=0.9), attrs.evolve(RANK, cpu_s=0.9)])
+    load, _ = of_processes([attrs.evolve(RANK, cpu_s=0.9), attrs.evolve(RANK, cpu_s=0.9)])
     assert load.describe_contention() == (
         "the main thread waited 20% of the time for a CPU, other processes used 1.0 of 2 CPUs"
     )
 
 
 def test_ranks_with_more_threads_than_cpus_are_oversubscribed() -> None:
-    loads = with_other_load([attrs.evolve(RANK, all_run_queue_s=6.0)] * 2)
+    loads = of_processes([attrs.evolve(RANK, all_run_queue_s=6.0)] * 2)
     assert loads[0].wanted_cpus == pytest.approx(7.8)
     assert all(load.is_oversubscribed and load.describe_contention() is None for load in loads)
 
 
 def test_load_average_estimates_other_processes_if_their_cpu_time_is_unknown() -> None:
-    load, _ = with_other_load([attrs.evolve(RANK, host_cpu_s=None)] * 2)
+    load, _ = of_processes([attrs.evolve(RANK, host_cpu_s=None)] * 2)
     assert load.other_cpus == 0.0
-    load, _ = with_other_load([attrs.evolve(RANK, host_cpu_s=None, load_at_start=9.0, load_at_end=8.2)] * 2)
+    load, _ = of_processes([attrs.evolve(RANK, host_cpu_s=None, load_at_start=9.0, load_at_end=8.2)] * 2)
     assert load.other_cpus == pytest.approx(6.0)
 
 

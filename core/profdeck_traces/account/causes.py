@@ -319,7 +319,9 @@ class PathCauses:
         recording, threads, events = window.recording, window.recording.threads, self._names.events
         tracks = np.unique(threads.other_runs.track).tolist()
         path = recording.path
-        own = np.flatnonzero(np.isin(path.kind, (OwnerKind.PYTHON, OwnerKind.BETWEEN)))
+        path_row = window.rows_of_trace(path.row)
+        is_main = (path_row < 0) | (events.track[np.maximum(path_row, 0)] == threads.main)
+        own = np.flatnonzero(np.isin(path.kind, (OwnerKind.PYTHON, OwnerKind.BETWEEN)) & is_main)
         if not tracks or not len(own):
             return []
         parts = zip(recording.parts(), window.is_used.tolist(), strict=True)
@@ -356,16 +358,19 @@ class PathCauses:
             return []
         times = np.stack([path.begin[own], path.end[own]], axis=1).ravel()
         until = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))
-        starts, ends = self._names.events.start_ns[rows], self._names.events.end_ns[rows]
-        overlap = np.diff(np.interp(np.stack([starts, ends]), times, until), axis=0)[0].astype(np.int64)
-        step = window.recording.borders.times.searchsorted(starts, side="right") - 1
-        parts = zip(window.recording.parts(), window.is_used.tolist(), strict=True)
-        used = [index for index, ((_, _, part), is_used) in enumerate(parts) if is_used and len(part)]
+        rows = rows[self._names.events.start_ns[rows].argsort(kind="stable")]
+        starts, ends = self._names.events.start_ns[rows], np.maximum.accumulate(self._names.events.end_ns[rows])
+        starts = np.maximum(starts, np.append(starts[:1], ends[:-1]))  # records can overlap
         found = []
-        for number, index in enumerate(used, len(self._step_ns)):
-            of_step = np.flatnonzero((step == index) & (overlap > 0))
-            code = np.full(len(of_step), _code(PROFILER), np.uint8)
-            found.append(_StepRows(number, code, rows[of_step], overlap[of_step], rows[of_step]))
+        number = len(self._step_ns)
+        for (begin, end, part), is_used in zip(window.recording.parts(), window.is_used.tolist(), strict=True):
+            if is_used and len(part):
+                clipped = np.clip(np.stack([starts, ends]), begin, end)
+                overlap = np.diff(np.interp(clipped, times, until), axis=0)[0].astype(np.int64)
+                of_step = np.flatnonzero(overlap > 0)
+                code = np.full(len(of_step), _code(PROFILER), np.uint8)
+                found.append(_StepRows(number, code, rows[of_step], overlap[of_step], rows[of_step]))
+                number += 1
         return found
 
     def _open_functions(self, window: PathWindow) -> list[_StepRows]:

@@ -204,10 +204,10 @@ def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tup
         times: Time in nanoseconds and number of intervals of each owner.
         total_ns: Total time of the account.
     """
-    times = dict(times)
-    for key, (of_group, count) in _sorted(times)[MAX_OWNERS:]:
+    in_order = _sorted(times)
+    times = dict(in_order[:MAX_OWNERS])
+    for key, (of_group, count) in in_order[MAX_OWNERS:]:
         sum_key = key_of_small_owners(key)
-        del times[key]
         before = times.get(sum_key, (0, 0))
         times[sum_key] = before[0] + of_group, before[1] + count
     return tuple(

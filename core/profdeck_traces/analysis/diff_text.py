@@ -133,7 +133,11 @@ def _why(role: RoleDiff, main: Change) -> str:
     if names:
         explained_us = max((time_us for _, time_us in owners or names), key=abs)
         listed = f"{_listed(of_stages)}; by owner: {_listed(owners)}" if of_stages and owners else _listed(names)
-        return f"most of it: {listed}{remainder(total_us - explained_us, total_us)}"
+        rest = remainder((step_us if owners else total_us) - explained_us, total_us)
+        # If the device lags behind the host, its steps change differently from those of the host.
+        is_other = bool(owners) and abs(step_us - total_us) > _LEAST_PART * abs(total_us)
+        path = f"on the critical path, the step changes by {step_us / 1000:+,.3f} ms; " if is_other else ""
+        return f"{path}most of it: {listed}{rest}"
     if largest:
         return _largest_owners(largest, step_us)
     names = [

@@ -28,7 +28,7 @@ from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.artifact_kinds import FileCheck
 from profdeck_traces.inputs.file_checks import KeptChecks
-from profdeck_traces.inputs.host_load import HostLoad, with_other_load
+from profdeck_traces.inputs.host_load import with_other_load
 from profdeck_traces.inputs.result_files import question_text, read_result
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 from profdeck_traces.inputs.sources import TraceSource
@@ -213,15 +213,11 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
 
 def _with_other_load(ranks: Sequence[RankSummary]) -> tuple[RankSummary, ...]:
     """Add the CPU use of other processes to each rank's load, based on all ranks of its host in the same capture."""
-    groups: dict[tuple[str | None, ...], list[tuple[RankSummary, HostLoad]]] = {}
-    for rank in ranks:
-        if rank.host_load is not None and rank.host is not None:
-            groups.setdefault((rank.run, rank.capture, rank.host), []).append((rank, rank.host_load))
-    loads: dict[str, HostLoad] = {}
-    for group in groups.values():
-        for (rank, _), load in zip(group, with_other_load([load for _, load in group]), strict=True):
-            loads[rank.path] = load
-    return tuple(attrs.evolve(rank, host_load=loads.get(rank.path, rank.host_load)) for rank in ranks)
+    places = [
+        ((rank.run, rank.capture, rank.host or rank.path), (rank.role, rank.replica, rank.rank)) for rank in ranks
+    ]
+    loads = with_other_load([rank.host_load for rank in ranks], places)
+    return tuple(attrs.evolve(rank, host_load=load) for rank, load in zip(ranks, loads, strict=True))
 
 
 def _with_typical(ranks: Sequence[RankSummary], buckets: int) -> tuple[RankSummary, ...]:

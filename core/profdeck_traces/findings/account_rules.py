@@ -216,8 +216,7 @@ _CAUSES = {
     causes.WAITING: _Cause(
         rule="waiting",
         condition="The main thread waits for a thread or process that was not recorded, over 10 %. In an asyncio event "
-        "loop, which also waits for short tool calls, over 20 %. Also if the main thread neither runs nor waits for "
-        "a CPU for over 20 % of the time, outside recorded waits.",
+        "loop, which also waits for short tool calls, over 20 %.",
         min_share=0.1,
         subject=lambda one, _: (
             "Waiting in an event loop takes"
@@ -651,14 +650,9 @@ def _unexplained(view: RankView, account: Account) -> Iterator[RankFinding]:
 
 UNEXPLAINED, _MIN_UNEXPLAINED = "unexplained", 0.3
 _UNEXPLAINED = frozenset({OwnerKind.DEVICE_HELD.label, OwnerKind.NOT_RECORDED.label})
-_WAITS = frozenset(
-    kind.label
-    for kind in (
-        OwnerKind.DATA_LOADING, OwnerKind.CHECKPOINT, OwnerKind.OUTPUT, OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_THREAD,
-        OwnerKind.WAIT_FOR_RANK, OwnerKind.WAIT_FOR_ROLE,
-    )
-)  # fmt: skip
-"""Owners whose time can be a wait for a file, a socket, a process or a thread."""
+_RUNNING = frozenset({OwnerKind.PYTHON.label, OwnerKind.BETWEEN.label, OwnerKind.OPERATOR.label})
+"""Owners whose time can contain waits that were not recorded. Others are waits, or can contain recorded ones."""
+_MIN_COVERED = 0.8
 _MIN_BLOCKED = 0.2
 _ALMOST_ALL = 0.8
 
@@ -666,23 +660,29 @@ _ALMOST_ALL = 0.8
 def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFinding] | None:
     """Return a finding if the recording thread is blocked outside recorded waits for over 20 % of the step.
 
-    If a single function explains this time, also return its cause, which the finding replaces. Without stacks, time
-    outside operators may also be a wait, so it is subtracted. The trace doesn't show when a ``with`` statement acquires
-    a lock, so locks are inferred from the thread's CPU time.
+    If a single function explains this time, also return its cause, which the finding replaces. The trace doesn't show
+    when a ``with`` statement acquires a lock, so locks are inferred from the thread's CPU time. This requires stacks,
+    and that the steps make up most of the recording.
     """
     load = view.rank.host_load
     share = load.blocked_share if load is not None else None
     if load is None or share is None or view.rank.devices or view.is_engine:
         return None
-    step_us = account.time_us / account.steps
+    recorded_us, step_us = load.wall_s * 1e6, account.time_us / account.steps
+    if not account.has_stacks or not _MIN_COVERED * recorded_us <= account.time_us <= recorded_us / _MIN_COVERED:
+        return None
     waits_us = sum(
-        owner.time_us for owner in account.owners if owner.kind in _WAITS or (owner.name and is_sleep(owner.name))
+        owner.time_us for owner in account.owners if owner.kind not in _RUNNING or (owner.name and is_sleep(owner.name))
     )
-    if not account.has_stacks:
-        waits_us += sum(owner.time_us for owner in account.owners if owner.kind == OwnerKind.BETWEEN.label)
-    blocked_us = share * step_us - waits_us / account.steps
+    # While another thread is on the path, the main thread waits for it in a recorded call.
+    waits_us += sum(one.time_us for one in account.causes if one.cause == causes.OTHER_THREAD)
+    # The thread may have been blocked outside the steps all the time.
+    outside_us = max(0.0, recorded_us - account.time_us)
+    blocked_us = (share * recorded_us - outside_us - waits_us) / account.steps
     if blocked_us <= _MIN_BLOCKED * step_us:
         return None
+    functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
+    others = load.others_share or 0.0
     code = [one for one in account.causes if one.cause == causes.PYTHON_CODE and not _sleeps(one)]
     main = max(code, key=lambda one: one.time_us, default=None)
     main_us = main.time_us / account.steps if main is not None else 0.0
@@ -690,12 +690,10 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
         time_us = min(blocked_us, main_us)
         text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
         text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
-        cure = "hold the lock for less time in the other thread, or do not wait for it in this function"
+        cure = "find what this function waits for, such as a lock that another thread holds for too long"
         finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
         return main, finding
-    functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
-    others = load.others_share or 0.0
-    if account.has_stacks and functions and others >= _ALMOST_ALL * blocked_us / step_us:
+    if functions and others >= _ALMOST_ALL * blocked_us / step_us:
         only = functions[0] if len(functions) == 1 else None
         text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}), "
         text += "spread over its operators and functions, while other threads of the process use the CPU"
@@ -704,18 +702,13 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
             view,
             "gil-contention",
             text,
-            "run this function in another process, such as with multiprocessing, to free the GIL",
+            "find the thread that uses the CPU, such as with `py-spy top`, and run its function in another process",
             gain_us=blocked_us,
             step_us=step_us,
             line=only.line if only else None,
         )
         return None, finding
-    text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}) outside "
-    text += "recorded waits"
-    if others >= _ALMOST_ALL * blocked_us / step_us:
-        text += ", while other threads of the process use the CPU"
-    cure = "find the awaited thread, such as with `py-spy dump`" if account.has_stacks else get_function(view)
-    return None, draft(view, "waiting", text, cure, gain_us=blocked_us, step_us=step_us)
+    return None
 
 
 _WITHOUT_STACKS = ("idle-stage", "outside-operators")

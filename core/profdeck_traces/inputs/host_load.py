@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import attrs
 
@@ -12,6 +12,7 @@ _MIN_LOAD_PER_CPU = 1.25
 """Load average per CPU above which the machine counts as busy, if the thread's waiting time is unknown."""
 _MIN_OTHER_LOAD = 0.1
 """Other processes slow a job down only if they use at least this share of its CPUs."""
+_MAX_S = 1e9
 _MIN_WANTED_PER_CPU = 1.25
 """Runnable threads per CPU above which ranks count as oversubscribed."""
 
@@ -55,6 +56,12 @@ class HostLoad:
     """Average number of threads of the recorded ranks of this host that ran or waited for a CPU. Computed as well."""
 
     @property
+    def is_plausible(self) -> bool:
+        """False if a number cannot have been measured, such as a negative time."""
+        times = (self.wall_s, self.cpu_s, self.thread_cpu_s, self.run_queue_s, self.throttled_s, self.host_cpu_s)
+        return self.cpus > 0 and all(time is None or 0 <= time < _MAX_S for time in (*times, self.all_run_queue_s))
+
+    @property
     def cpu_wait_share(self) -> float | None:
         """Fraction of the recording that the recording thread waited for a CPU. ``None`` if it is unknown, or if a CPU
         quota also throttled the process.
@@ -90,7 +97,12 @@ class HostLoad:
 
     @property
     def is_by_others(self) -> bool:
-        """True if other processes used as much CPU time as the recording thread waited, or if their use is unknown."""
+        """True if other processes used as much CPU time as the recording thread waited, or if their use is unknown.
+
+        False if the process alone needs more CPUs than it may use.
+        """
+        if self._wants_too_much:
+            return False
         if self.other_cpus is None:
             return True
         waited = (self.run_queue_s or 0.0) / self.wall_s if self.wall_s > 0 else 0.0
@@ -151,18 +163,35 @@ class HostLoad:
             yield f"its CPU quota throttled the process for {self.throttled_s:.2g} s of {self.wall_s:.2g} s{periods}"
 
 
-def with_other_load(loads: Sequence[HostLoad]) -> list[HostLoad]:
-    """Add the CPU use of other processes to the loads of ranks that ran on one host at the same time.
+def with_other_load(
+    loads: Sequence[HostLoad | None], places: Sequence[tuple[Hashable, Hashable]]
+) -> list[HostLoad | None]:
+    """Add the CPU use of other processes to loads that were recorded at the same time.
 
     If the host's CPU time wasn't recorded, estimate it from the load average.
+
+    Args:
+        loads: Load of each trace.
+        places: For each trace, the capture on one host, and the process. A process can write several traces.
     """
-    if any(load.wall_s <= 0 for load in loads):
-        return [*loads]
-    used = sum(load.cpu_s / load.wall_s for load in loads)
-    runnable = used + sum((load.run_queue_s or 0.0) / load.wall_s for load in loads)
-    wanted = [load.own_wanted_cpus for load in loads]
+    processes: dict[Hashable, dict[Hashable, HostLoad]] = {}
+    for load, (host, process) in zip(loads, places, strict=True):
+        if load is not None:
+            processes.setdefault(host, {}).setdefault(process, load)
+    return [
+        load if load is None else _with_other_load(load, [*processes[host].values()])
+        for load, (host, _) in zip(loads, places, strict=True)
+    ]
+
+
+def _with_other_load(load: HostLoad, recorded: Sequence[HostLoad]) -> HostLoad:
+    if any(one.wall_s <= 0 for one in (load, *recorded)):
+        return load
+    used = sum(one.cpu_s / one.wall_s for one in recorded)
+    runnable = used + sum((one.run_queue_s or 0.0) / one.wall_s for one in recorded)
+    wanted = [one.own_wanted_cpus for one in recorded]
     total = None if None in wanted else round(sum(filter(None, wanted)), 6)
-    return [attrs.evolve(load, other_cpus=_other_cpus(load, used, runnable), wanted_cpus=total) for load in loads]
+    return attrs.evolve(load, other_cpus=_other_cpus(load, used, runnable), wanted_cpus=total)
 
 
 def _other_cpus(load: HostLoad, used: float, runnable: float) -> float | None:

@@ -15,6 +15,7 @@ from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.inputs.host_load import HostLoad, with_other_load
 from profdeck_traces.inputs.result_keys import KeptResults
 from profdeck_traces.inputs.sources import TraceSource
 from profdeck_traces.trend.rank_numbers import RankNumbers, numbers_of
@@ -86,7 +87,12 @@ def read_points(
             cached.put(before[rank.path], sources[index].path, content, *cached_reading.about(sources[index]))
         if on_progress is not None:
             on_progress(min(begin + _BATCH, len(uncached)), len(uncached))
-    points = [_point(sources[index], value) for index, value in sorted(numbers.items()) if value and value.values]
+    loads = _loads(sources)
+    points = [
+        _point(sources[index], value, loads[index])
+        for index, value in sorted(numbers.items())
+        if value and value.values
+    ]
     return points, len(numbers) - len(points), errors
 
 
@@ -99,13 +105,23 @@ def points_of(runs: Sequence[RunSummary], sources: Sequence[TraceSource]) -> lis
     """
     numbers = {rank.path: numbers_of(rank) for run in runs for rank in run.ranks if rank.whole}
     return [
-        _point(source, value)
-        for source in sources
+        _point(source, value, load)
+        for source, load in zip(sources, _loads(sources), strict=True)
         if source.facts is not None and (value := numbers.get(str(source.path))) is not None and value.values
     ]
 
 
-def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
+def _loads(sources: Sequence[TraceSource]) -> list[HostLoad | None]:
+    """Return the load during each recording, including the CPU use of other processes."""
+    facts = [source.facts for source in sources]
+    places = [
+        ((of.run, of.capture, of.host), (of.role, of.replica, of.rank)) if of is not None else (None, None)
+        for of in facts
+    ]
+    return with_other_load([None if of is None else of.host_load for of in facts], places)
+
+
+def _point(source: TraceSource, numbers: RankNumbers, load: HostLoad | None) -> RankPoint:
     facts = source.facts
     assert facts is not None  # noqa: S101  # the callers select traces with facts
     assert facts.rank is not None  # noqa: S101  # the callers select traces of ranks
@@ -119,6 +135,6 @@ def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
         first_step=facts.first_step,
         started_ns=facts.started_ns,
         stall_s=facts.stall_s,
-        is_machine_busy=facts.host_load is not None and facts.host_load.describe_contention() is not None,
+        is_machine_busy=load is not None and load.describe_contention() is not None,
         numbers=numbers,
     )

@@ -689,6 +689,13 @@ def test_waiting_or_native_thread_does_not_contend_for_the_gil(tmp_path: Path, n
     assert state_of(run, "gil-contention").state == "not_judged"
 
 
+def test_thread_that_the_main_thread_waits_for_does_not_contend_for_the_gil(tmp_path: Path) -> None:
+    """While the main thread waits in queue.get, the critical path runs through the other thread."""
+    wait = frame("queue.py(154): get", 5_990, frame("<built-in method acquire of _thread.lock object at 0x7f1>", 5_980))
+    run = with_thread(Job(), "train.py(90): produce").write(tmp_path / "job.json", [function(6_000, wait)])
+    assert "gil-contention" not in [finding.rule for finding in run.findings]
+
+
 def test_thread_that_runs_during_operators_does_not_contend_for_the_gil(tmp_path: Path) -> None:
     run = with_thread(Job(), "train.py(90): hash_rows").write(tmp_path / "job.json", [operator("aten::mm", 6_000)])
     assert state_of(run, "gil-contention").state == "not_judged"
@@ -704,8 +711,11 @@ def test_function_that_may_be_blocked_does_not_contend_for_the_gil(tmp_path: Pat
 
 
 def with_load(run: RunSummary, **times_s: float) -> RunSummary:
-    """Add the recorded CPU times to the only rank of a run."""
-    load = HostLoad(cpus=8, **{"wall_s": 1.0, "cpu_s": 1.0, "run_queue_s": 0.0, **times_s})
+    """Add CPU times to the only rank of a run, as fractions of the time of its steps."""
+    account = run.ranks[0].account
+    assert account is not None
+    shares = {"wall_s": 1.0, "cpu_s": 1.0, "run_queue_s": 0.0, **times_s}
+    load = HostLoad(cpus=8, **{name: share * account.time_us / 1e6 for name, share in shares.items()})
     return with_findings(invented_run(attrs.evolve(run.ranks[0], host_load=load)))
 
 
@@ -715,6 +725,23 @@ def test_function_that_uses_no_cpu_time_waits_for_a_lock(tmp_path: Path, thread_
     (finding,) = with_load(run, thread_cpu_s=thread_cpu_s).findings
     assert finding.rule == rule
     assert finding.gain_us == pytest.approx(6_000, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "items"),
+    [
+        ({"wall_s": 10.0, "thread_cpu_s": 1.0}, [function(6_000)]),  # the recording is far longer
+        ({"thread_cpu_s": 0.4}, [("cuda_runtime", "cudaStreamSynchronize", 6_000)]),
+        ({"thread_cpu_s": 0.4}, [operator("c10d::allreduce_", 6_000)]),
+        ({"thread_cpu_s": 0.4}, [operator("aten::mm", 6_000)]),
+    ],
+    ids=["short steps", "synchronisation", "collective", "operator"],
+)
+def test_blocked_time_without_an_explanation_is_no_finding(
+    tmp_path: Path, times_s: dict[str, float], items: list[Item]
+) -> None:
+    run = with_load(Job().write(tmp_path / "job.json", items), **times_s)
+    assert not {"lock", "gil-contention", "waiting"} & {finding.rule for finding in run.findings}
 
 
 def test_function_that_waits_for_a_lock_of_a_busy_thread_is_not_called_gil_contention(tmp_path: Path) -> None:

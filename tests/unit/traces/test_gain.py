@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from simulated_machine import Program, random_program, run_steps, scaled, step_us
 
-from profdeck_traces.account.model import Account, OwnerTime
-from profdeck_traces.account.table import MAX_GAINS
+from profdeck_traces.account.model import Account, OwnerKey, OwnerTime
+from profdeck_traces.account.table import MAX_GAINS, MAX_OWNERS, largest_owners
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.reading import compiled
 
@@ -180,6 +180,16 @@ def test_work_off_the_path_has_no_gain(tmp_path: Path) -> None:
     account = account_of(tmp_path, program)
     assert "hidden" not in {owner.name for owner in account.owners}
     assert owner_of(account, "shown").gain_us == 400 - 46
+
+
+def test_sums_of_small_owners_contain_an_unnamed_owner_that_is_small_itself() -> None:
+    def key(kind: str, name: str | None) -> OwnerKey:
+        return kind, name, None, None, None, None, None, None, None
+
+    times = {key("python", f"f{number}"): (10_000, 1) for number in range(MAX_OWNERS)}
+    times |= {key("profiler", "a"): (3_000, 1), key("profiler", None): (2_000, 1), key("between", None): (1_000, 1)}
+    total_ns = sum(time_ns for time_ns, _ in times.values())
+    assert sum(owner.time_us for owner in largest_owners(times, total_ns)) * 1000 == pytest.approx(total_ns)
 
 
 def test_only_the_largest_owners_have_a_gain(tmp_path: Path) -> None:
