@@ -650,7 +650,9 @@ def _unexplained(view: RankView, account: Account) -> Iterator[RankFinding]:
 
 UNEXPLAINED, _MIN_UNEXPLAINED = "unexplained", 0.3
 _UNEXPLAINED = frozenset({OwnerKind.DEVICE_HELD.label, OwnerKind.NOT_RECORDED.label})
-_RUNNING = frozenset({OwnerKind.PYTHON.label, OwnerKind.BETWEEN.label, OwnerKind.OPERATOR.label})
+_RUNNING = frozenset(
+    kind.label for kind in (OwnerKind.PYTHON, OwnerKind.BETWEEN, OwnerKind.OPERATOR, OwnerKind.PROFILER)
+)
 """Owners whose time can contain waits that were not recorded. Others are waits, or can contain recorded ones."""
 _MIN_COVERED = 0.8
 _MIN_BLOCKED = 0.2
@@ -676,9 +678,9 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
     )
     # While another thread is on the path, the main thread waits for it in a recorded call.
     waits_us += sum(one.time_us for one in account.causes if one.cause == causes.OTHER_THREAD)
+    most_us = (share * recorded_us - waits_us) / account.steps
     # The thread may have been blocked outside the steps all the time.
-    outside_us = max(0.0, recorded_us - account.time_us)
-    blocked_us = (share * recorded_us - outside_us - waits_us) / account.steps
+    blocked_us = most_us - max(0.0, recorded_us - account.time_us) / account.steps
     if blocked_us <= _MIN_BLOCKED * step_us:
         return None
     functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
@@ -686,8 +688,8 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
     code = [one for one in account.causes if one.cause == causes.PYTHON_CODE and not _sleeps(one)]
     main = max(code, key=lambda one: one.time_us, default=None)
     main_us = main.time_us / account.steps if main is not None else 0.0
-    if main is not None and _ALMOST_ALL * blocked_us <= main_us <= blocked_us / _ALMOST_ALL:
-        time_us = min(blocked_us, main_us)
+    if main is not None and _ALMOST_ALL * blocked_us <= main_us <= most_us / _ALMOST_ALL:
+        time_us = min(most_us, main_us)
         text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
         text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
         cure = "find what this function waits for, such as a lock that another thread holds for too long"
