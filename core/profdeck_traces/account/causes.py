@@ -107,9 +107,9 @@ _ISSUES_COLLECTIVE = re.compile(
     r"c10d::|(?:.*/)?torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives)\.py"
     r"|<built-in method wait of (?:pybind|PyCapsule|torch\._C\._distributed)"
 )
-"""Operators and functions that start or await a collective, and those that convert its objects to tensors."""
+"""Operators and functions that start a collective, wait for it, or convert Python objects for it."""
+_COLLECTIVE_FUNCTION = re.compile(r"(?:.*/)?torch/distributed/(?:distributed_c10d|_functional_collectives)\.py")
 _MIN_INITIAL_NS, _MAX_INITIAL_BUSY = 50_000_000, 0.1
-_CALL = re.compile(r"(?:.*/)?torch/distributed/(?:distributed_c10d|_functional_collectives)\.py")
 _MIN_SHARE, _MIN_PLACE_SHARE, _MAX_MERGED_SHARE = 0.005, 0.1, 0.65
 _MAX_GROUPS = 8
 _MAX_AWAITED = 32
@@ -128,6 +128,7 @@ def _code(cause: str) -> int:
 
 
 _OF_WAITS = (_code(WAITING), _code(OTHER_THREAD))
+_NO_GAIN = frozenset({_code(WAITING), _code(OPEN_FUNCTION)})
 _HAS_PLACE = np.ones(len(CAUSES) + 1, np.bool_)
 _HAS_PLACE[[
     _code(cause)
@@ -144,9 +145,6 @@ _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
 _WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT))
 """Codes of causes whose time includes waits for the device. For example, printing a tensor waits for its values."""
-
-
-_NO_GAIN = frozenset({_code(WAITING), _code(OPEN_FUNCTION)})
 
 
 class PathCauses:
@@ -170,6 +168,8 @@ class PathCauses:
         self._label = np.append(_labels(names, kinds, self._head, functions), np.uint8(0))
         self._frame, self._annotation, self._collective = _callers_of_collectives(names, kinds)
         self._in_collective = _in_collective(names, kinds)
+        if self._in_collective is not None:
+            self._label[self._in_collective] = _code(COMMUNICATION)
         self._place = np.append(_places(names), np.int32(-1))
         self._resumed = _resumed(names)
         self._is_load = np.array([is_checkpoint_load(text) for text in texts], np.bool_)
@@ -333,18 +333,13 @@ class PathCauses:
         is_python = ~np.array([events.names[code].startswith("<built-in") for code in names.tolist()], np.bool_)[name]
         is_python &= events.start_ns[row] >= int(events.start_ns.min()) + INITIAL_NS
         segment, row = segment[is_python], row[is_python]
-        times = np.stack([path.begin[own], path.end[own]], axis=1).ravel()
-        until = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))
-        overlap = np.diff(
-            np.interp(np.stack([threads.begin[segment], threads.begin[segment + 1]]), times, until), axis=0
-        )[0]
+        overlap = _overlap(np.stack([threads.begin[segment], threads.begin[segment + 1]]), *_path_time(path, own))
         step = recording.borders.times.searchsorted(threads.begin[segment], side="right") - 1
         code = np.full(len(row), _code(CONTENTION), np.uint8)
         rows = []
         for number, index in enumerate(used, len(self._step_ns)):
             of_step = np.flatnonzero((step == index) & (overlap > 0))
-            time = overlap[of_step].astype(np.int64)
-            rows.append(_StepRows(number, code[of_step], row[of_step], time, row[of_step]))
+            rows.append(_StepRows(number, code[of_step], row[of_step], overlap[of_step], row[of_step]))
         return rows
 
     def _overheads(self, window: PathWindow) -> list[_StepRows]:
@@ -356,8 +351,7 @@ class PathCauses:
         own = np.flatnonzero(np.isin(path.kind, _HOST_KINDS))
         if not len(rows) or not len(own):
             return []
-        times = np.stack([path.begin[own], path.end[own]], axis=1).ravel()
-        until = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))
+        path_time = _path_time(path, own)
         rows = rows[self._names.events.start_ns[rows].argsort(kind="stable")]
         starts, ends = self._names.events.start_ns[rows], np.maximum.accumulate(self._names.events.end_ns[rows])
         starts = np.maximum(starts, np.append(starts[:1], ends[:-1]))  # records can overlap
@@ -365,8 +359,7 @@ class PathCauses:
         number = len(self._step_ns)
         for (begin, end, part), is_used in zip(window.recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(part):
-                clipped = np.clip(np.stack([starts, ends]), begin, end)
-                overlap = np.diff(np.interp(clipped, times, until), axis=0)[0].astype(np.int64)
+                overlap = _overlap(np.clip(np.stack([starts, ends]), begin, end), *path_time)
                 of_step = np.flatnonzero(overlap > 0)
                 code = np.full(len(of_step), _code(PROFILER), np.uint8)
                 found.append(_StepRows(number, code, rows[of_step], overlap[of_step], rows[of_step]))
@@ -577,6 +570,18 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
     return is_changed
 
 
+def _path_time(path: Path, segments: Int) -> tuple[Int, Int]:
+    """Return the borders of some segments of a path, and the total time of these segments before each border."""
+    borders = np.stack([path.begin[segments], path.end[segments]], axis=1).ravel()
+    return borders, np.cumsum(np.diff(borders, prepend=borders[0]) * (np.arange(len(borders)) % 2))
+
+
+def _overlap(spans: Int, borders: Int, before: Int) -> Int:
+    """Return the overlap of each span with the segments that `_path_time` describes. Row 0 has starts, row 1 ends."""
+    overlap: Int = np.diff(np.interp(spans, borders, before), axis=0)[0].astype(np.int64)
+    return overlap
+
+
 def _sync_codes(names: Attribution, kinds: _Codes, syncs: _Rows) -> _Codes:
     """Return the cause code of each synchronisation. Waits inside output or checkpoint code get that code's cause."""
     codes = np.full(len(syncs), _code(SYNCHRONISATION), np.uint8)
@@ -648,20 +653,19 @@ def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _
     is_python = events.has_category({PYTHON})
     is_annotation = events.has_category({ANNOTATION})
     is_annotation[step_rows(names, kinds)] = False
-    is_call = events.with_name(is_python, lambda name: _CALL.match(name) is not None)
-    found = []
-    for of_event, is_own in (
-        (frame, events.with_name(is_python, is_user_frame)),
-        (annotation, is_annotation),
-        (_outermost(names, is_call), is_call),
-    ):
-        callers_of = of_event.copy()
-        around = values_at(of_event, caller)
-        if of_event is frame or of_event is annotation:
-            around = np.where(is_own[caller], caller, around)
-        callers_of[rows] = np.where(caller >= 0, around, of_event[rows])
-        found.append(callers_of)
-    return found[0], found[1], found[2]
+    is_user = events.with_name(is_python, is_user_frame)
+    call = _outermost(names, events.with_name(is_python, lambda name: _COLLECTIVE_FUNCTION.match(name) is not None))
+
+    def with_callers(of_event: _Rows, of_caller: _Rows) -> _Rows:
+        changed = of_event.copy()
+        changed[rows] = np.where(caller >= 0, of_caller, of_event[rows])
+        return changed
+
+    return (
+        with_callers(frame, np.where(is_user[caller], caller, values_at(frame, caller))),
+        with_callers(annotation, np.where(is_annotation[caller], caller, values_at(annotation, caller))),
+        with_callers(call, values_at(call, caller)),
+    )
 
 
 def _outermost(names: Attribution, kind: Mask) -> _Rows:
@@ -745,9 +749,6 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     # The data type does not affect how long the host takes to launch the work.
     label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
     label[repeated_forward(names, kinds)] = _code(REPEATED)
-    in_collective = _in_collective(names, kinds)
-    if in_collective is not None:
-        label[in_collective[:-1]] = _code(COMMUNICATION)
     return label
 
 

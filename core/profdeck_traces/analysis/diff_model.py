@@ -8,7 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from profdeck_traces.account.model import OwnerIdentity
-from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.analysis.rank_sum_test import LEVEL
 
 Verdict = Literal["slower", "faster", "same", "inconclusive", "appeared", "vanished"]
@@ -164,7 +164,7 @@ class Change:
         # If every step in one run is longer than every step in the other, bursts do not explain the uncertainty.
         if self.gap_us is not None or not is_bursty or not _exceeds(self.mean_before_us, self.mean_after_us, fail_over):
             return None
-        return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
+        return f"the mean {self.name} is {relative(ratio)}, but {bursts}, which may be chance; record more steps"
 
     def _describe_uncertainty(self, fail_over: float) -> str | None:
         if not _exceeds(self.before_us, self.after_us, min(fail_over, CALLED_SAME)):

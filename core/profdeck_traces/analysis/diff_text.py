@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
-from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.owner_names import function_text, name_of_owner, title_text
 from profdeck_traces.analysis.short_names import short_kernel
@@ -53,7 +53,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
         main, word = changes[0], f"is {verdict} on {_ranks_of(role, changes)}"
     elif verdict == "same" and main.verdict == "inconclusive":
         word = f"changed by less than {limit * 100:g}%"
-    ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
+    ratio = "" if main.ratio is None else f", {relative(main.ratio)}"
     change = "" if main.verdict == "same" else f", {(main.after_us - main.before_us) / 1000:+,.3f} ms"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
@@ -91,7 +91,7 @@ def _mean_of(change: Change) -> str:
         return ""
     before_us = change.mean_before_us or 0.0
     text = f"the mean {ms(change.mean_after_us)} ms, before {ms(before_us)} ms"
-    text += f", {(change.mean_after_us - before_us) / 1000:+,.3f} ms, {ratio:+.1%}"
+    text += f", {(change.mean_after_us - before_us) / 1000:+,.3f} ms, {relative(ratio)}"
     return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
 
 
@@ -279,7 +279,7 @@ def headline_of(role: RoleDiff, change: Change, limit: float) -> str:
         limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
     """
     times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
-    ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
+    ratio = "" if change.ratio is None else f", {relative(change.ratio)}"
     verdict: str = change.verdict
     if verdict == "inconclusive":
         verdict = f"within {limit * 100:g}%"

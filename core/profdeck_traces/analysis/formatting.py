@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MAX_PERCENTAGE = 10  # a change of 1000 %
+
 
 def ms(time_us: float) -> str:
     """Write a time in milliseconds with four digits that matter, at most three after the point."""
@@ -15,6 +17,11 @@ def ms(time_us: float) -> str:
 def percent(share: float) -> str:
     """Write a share with a digit after the point; what is less than that with a sign."""
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"  # noqa: PLR2004 - a half of the last digit
+
+
+def relative(ratio: float) -> str:
+    """Format a relative change as ``+66.3%``, or as ``x215`` if the value has become more than ten times as large."""
+    return f"{ratio:+.1%}" if ratio < _MAX_PERCENTAGE else f"x{ratio + 1:,.0f}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

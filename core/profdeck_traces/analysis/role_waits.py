@@ -33,12 +33,10 @@ from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
 from profdeck_traces.base.text import plural
-from profdeck_traces.inputs.facts import CaptureMember, TraceFacts, run_records
+from profdeck_traces.inputs.facts import ENGINE_ITERATION, CaptureMember, TraceFacts, run_records
 from profdeck_traces.reading.event_names import is_weight_sync
 from profdeck_traces.reading.intervals import complement, intersection, total, union
 
-_ITERATIONS = "engine_iteration"
-"""`TraceFacts.unit` of servers."""
 NO_BATCH, WORK = "no batch", "work"
 """``NO_BATCH`` is the activity of a server between iterations. ``WORK`` is an activity outside all stages."""
 _CLOCK_NOISE_NS = 100_000
@@ -142,7 +140,7 @@ class _Capture:
             facts.role
             for reading in readings
             for facts in [_facts(reading)]
-            if facts.unit == _ITERATIONS or any(step.kind == ITERATION for step in reading.summary.steps)
+            if facts.unit == ENGINE_ITERATION or any(step.kind == ITERATION for step in reading.summary.steps)
         }
         self._members = run_records().members(_facts(readings[0]))
         self.readings = [reading for reading in readings if reading.summary.problem is None]

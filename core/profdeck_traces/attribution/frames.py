@@ -18,6 +18,7 @@ _LIBRARY = re.compile(
     r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*)[\\/]"
     r"|.*[\\/]torchinductor_"
 )
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
 _TYPED_IN = re.compile(r"<stdin>|<ipython-input.*")
 
 
@@ -34,9 +35,12 @@ def parse_frame(name: str) -> tuple[str, int, str] | None:
 
 
 def is_user_frame(name: str) -> bool:
-    """Return whether a frame is a function outside torch, the standard library, site-packages and profdeck."""
+    """Return whether a frame is a function outside torch, the standard library, site-packages and profdeck.
+
+    Comprehensions are part of the function that contains them, as in Python 3.12 (PEP 709).
+    """
     frame = _FRAME.fullmatch(name)
-    if frame is None:
+    if frame is None or frame["function"] in _COMPREHENSIONS:
         return False
     file = frame["file"]
     if file.startswith("<"):

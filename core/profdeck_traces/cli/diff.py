@@ -24,7 +24,7 @@ from profdeck_traces.analysis.diff_text import (
     spaced,
     verdict_of,
 )
-from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.analysis.owner_names import OWNER, location_heading
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck_traces.base.errors import ConfigError
@@ -304,7 +304,7 @@ def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, 
         [
             ms(change.before_us),
             ms(change.after_us),
-            "" if change.ratio is None else f"{change.ratio:+.1%}",
+            "" if change.ratio is None else relative(change.ratio),
             noise_of(change) if with_noise else "",
             change.per if change.per != spaced(role.basis) else "",
             change.category or "" if change.category != change.name else "",
@@ -333,7 +333,7 @@ def _in_words(change: Change, of_category: dict[str, Change]) -> str:
     if change.verdict in {"appeared", "vanished"}:
         if category is None or category.ratio is None:
             return change.verdict
-        return f"{change.verdict}; its class {category.ratio:+.1%}"
+        return f"{change.verdict}; its class {relative(category.ratio)}"
     if change.calls_before is None or change.calls_after is None:
         return change.verdict
     before, after = (f"{calls:,.1f}".removesuffix(".0") for calls in (change.calls_before, change.calls_after))

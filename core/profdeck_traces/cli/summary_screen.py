@@ -10,7 +10,6 @@ import attrs
 from rich.text import Text
 
 from profdeck_traces.account.borders import BORDER_TEXTS, HOST
-from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
 from profdeck_traces.analysis.owner_names import OWNER, location_heading
@@ -180,8 +179,7 @@ def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
 
 def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> list[Text]:  # noqa: FBT001
     """Format the owners of time on the critical path. Their shares add up to 100 %."""
-    named_owners = [row for row in team.account if row.name or row.kind in NAMELESS]
-    shown = [row for row in named_owners if row.share >= _LEAST_OWNER][:limit]
+    shown, rest = team.largest_owners(limit, _LEAST_OWNER)
     if not shown:
         return []
     # Show the gain column only if there are gains.
@@ -194,7 +192,6 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
         [percent(row.share), ms(row.mean_us), *[gain] * any(gains), *of_row]
         for row, gain, of_row in zip(shown, gains, columns, strict=True)
     ]
-    rest = [row for row in team.account if row not in shown]
     if rest:
         share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
         rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other"), "-"])
@@ -262,8 +259,10 @@ def _device(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # n
 
 def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noqa: FBT001
     rows = team.kernels or team.operators
-    full = width >= text_layout.UNLIMITED
-    cut = lambda name, room: short_event(name, None if full else room, is_kernel=bool(team.kernels))  # noqa: E731
+
+    def cut(name: str, room: int) -> str:
+        return short_event(name, None if width >= text_layout.UNLIMITED else room, is_kernel=bool(team.kernels))
+
     table = [
         [ms(row.mean_us), percent(row.share), _calls(row), row.category, row.name]
         for row in rows[:limit]

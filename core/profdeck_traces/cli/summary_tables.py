@@ -16,6 +16,7 @@ from profdeck_traces.analysis.short_names import cut_middle, full_name, short_ke
 from profdeck_traces.base.text import printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.text_layout import aligned
+from profdeck_traces.inputs.facts import ENGINE_ITERATION
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import DeviceSummary, GroupSkew, RankSummary, RunSummary
@@ -112,7 +113,7 @@ def _iterations(rank: RankSummary, width: int, _: int | None) -> _Table:
 def _kind(kind: str, unit: str | None) -> str:
     """Return the kind of a step for display. The recorder's steps are named after the unit that it counts."""
     if kind == "global_step" and unit is not None:
-        kind = "profiler_step" if unit == "engine_iteration" else unit
+        kind = "profiler_step" if unit == ENGINE_ITERATION else unit
     return kind.replace("_", " ")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
+from profdeck_traces.analysis.formatting import relative
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import text_layout
 from profdeck_traces.trend.model import Trend, TrendSeries
@@ -112,4 +113,4 @@ def _ratio(series: TrendSeries) -> str:
     before, after = usual(series)
     if not series.changes:
         return "same" if is_long_enough(series) else ""
-    return f"{after / before - 1:+.1%}" if before else "new"
+    return relative(after / before - 1) if before else "new"

@@ -15,6 +15,7 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.step_patterns import is_compiled_region
 from profdeck_traces.analysis.collectives import is_message
 from profdeck_traces.analysis.model import StepSummary
+from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
@@ -197,7 +198,7 @@ _CAUSES = {
         condition="Overhead that the profiler records, over 5 %.",
         min_share=0.05,
         subject=_fixed("The profiler's own work takes"),
-        cure=_fixed("to measure times, record fewer details"),
+        cure=_fixed("record fewer activities, or compare times only with those of other recordings"),
         is_certain=True,
     ),
     causes.COMMUNICATION: _Cause(
@@ -569,11 +570,8 @@ def _each(account: Account) -> str:
 
 def _where(one: CauseTime) -> str:
     """Return the place as a phrase, such as `` in train_step (train.py:12)``."""
-    frame = parse_frame(one.line) if one.line else None
-    if frame:
-        return f" in {frame[2]} ({frame[0]}:{frame[1]})"
     if one.line or _stage(one):
-        return f" in {one.line or _stage(one)}"
+        return f" in {function_text(one.line or _stage(one) or '')}"
     return f" in {one.module.rpartition(' > ')[2]}" if one.module else ""
 
 
@@ -628,7 +626,6 @@ def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is
         if options := [option for option in is_on if is_on[option]]:
             names = " and ".join({"with_stack": "stacks", "record_shapes": "shapes"}[option] for option in options)
             return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"
-        return "record fewer activities, or compare times only with those of other recordings"
     return cause.cure(one, one.calls / account.steps)
 
 
@@ -683,8 +680,6 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
     blocked_us = most_us - max(0.0, recorded_us - account.time_us) / account.steps
     if blocked_us <= _MIN_BLOCKED * step_us:
         return None
-    functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
-    others = load.others_share or 0.0
     code = [one for one in account.causes if one.cause == causes.PYTHON_CODE and not _sleeps(one)]
     main = max(code, key=lambda one: one.time_us, default=None)
     main_us = main.time_us / account.steps if main is not None else 0.0
@@ -695,7 +690,8 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
         cure = "find what this function waits for, such as a lock that another thread holds for too long"
         finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
         return main, finding
-    if functions and others >= _ALMOST_ALL * blocked_us / step_us:
+    functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
+    if functions and (load.others_share or 0.0) >= _ALMOST_ALL * blocked_us / step_us:
         only = functions[0] if len(functions) == 1 else None
         text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}), "
         text += "spread over its operators and functions, while other threads of the process use the CPU"
@@ -759,7 +755,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     if main is None or rest_us <= _MIN_OUTSIDE * step_us or view.rank.devices:
         return
     load = view.rank.host_load
-    wait_share = load.cpu_wait_share if load is not None and (view.is_contended or view.cpu_wait_share) else 0.0
+    wait_share = load.cpu_wait_share if load is not None and view.cpu_wait_share else 0.0
     # The trace does not contain the waits for a CPU. Estimate that they are as frequent inside operators as outside.
     own_us = rest_us * (1 - wait_share) if wait_share is not None else 0.0
     if own_us <= _MIN_OUTSIDE * step_us:

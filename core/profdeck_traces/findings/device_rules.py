@@ -14,6 +14,7 @@ from profdeck_traces.account import causes
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.step_patterns import MAX_SMALL_KERNEL_US
 from profdeck_traces.analysis.classes import COMMUNICATION
+from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.findings.account_rules import explained_us, gain_from, main_place, small_kernels_us
@@ -144,8 +145,7 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
         count = sum(copy.count for copy in copies)
         longest = max(copies, key=lambda copy: copy.total_us)
         stage, line = main_place(view, causes.PAGEABLE)
-        frame = parse_frame(line) if line else None
-        place = f"{frame[2]} ({frame[0]}:{frame[1]})" if frame else stage
+        place = function_text(line) if line and parse_frame(line) else stage
         yield draft(
             view,
             "pageable-copies",

@@ -244,12 +244,14 @@ _PART_OF = {
     "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }
 
-_PART_OF_RANK = {"host-bound": "straggler"}
-"""Causes that explain another cause if both concern only the same rank."""
-_CAUSES_OF_ONE_RANK = (
-    "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
-)  # fmt: skip
-"""Causes that have their own cure. If only one rank has such a cause, the other ranks wait for that rank."""
+_PART_OF_RANK = {
+    "host-bound": ("straggler",),
+    # The other ranks wait for a rank with such a cause, which has its own cure.
+    "straggler": (
+        "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
+    ),
+}  # fmt: skip
+"""More specific causes for each cause, if both concern the same ranks."""
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
@@ -261,11 +263,8 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     def is_part(finding: Finding) -> bool:
         """Return whether a more specific finding accounts for at least half of the time."""
         named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
-        named += [of_ranks[key] for key in [(_PART_OF_RANK.get(finding.rule), finding.ranks)] if key in of_ranks]
-        if finding.rule == "straggler":
-            named += [
-                of_ranks[rule, finding.ranks] for rule in _CAUSES_OF_ONE_RANK if (rule, finding.ranks) in of_ranks
-            ]
+        of_rank = ((rule, finding.ranks) for rule in _PART_OF_RANK.get(finding.rule, ()))
+        named += [of_ranks[key] for key in of_rank if key in of_ranks]
         return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
 
     return [finding for finding in findings if not is_part(finding)]

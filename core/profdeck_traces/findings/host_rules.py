@@ -14,8 +14,8 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary
 from profdeck_traces.analysis.model import StepSummary
+from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
-from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.account_rules import explains_step
 from profdeck_traces.findings.rank_finding import (
@@ -197,6 +197,7 @@ def _unsteady(
         stage=part.stage,
         line=part.line,
         evidence=view.evidence(slowest),
+        check=view.show_step(slowest),
     )
 
 
@@ -277,7 +278,7 @@ def _parts(account: Account, index: int) -> Iterator[_Part]:
     named = [owner for owner in account.owners if len(owner.steps_us) == len(account.step_us)]
     keys: tuple[Callable[[OwnerTime], tuple[str | None, ...]], ...] = (
         lambda owner: (_owner_name(owner), owner.annotation, owner.line),
-        lambda owner: (_function(owner.line), None, owner.line),
+        lambda owner: (owner.line and function_text(owner.line), None, owner.line),
         lambda owner: (owner.annotation, owner.annotation, None),
     )
     for level, key in enumerate(keys):
@@ -304,16 +305,10 @@ def _owner_name(owner: OwnerTime) -> str | None:
     return owner.name and owner.label
 
 
-def _function(line: str | None) -> str | None:
-    frame = parse_frame(line) if line else None
-    return f"{frame[2]} ({frame[0]}:{frame[1]})" if frame else line
-
-
 def _step_cure(view: RankView, slowest: StepSummary, part: _Part) -> str:
     if any(_is_loading(stage) and stage.name == part.stage for stage in view.stages):
         return "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
-    number = "" if slowest.step is None else f" --steps {slowest.step}"
-    return f"see it: `profdeck view TRACE{number}`"
+    return f"look at this step: `{view.show_step(slowest)}`"
 
 
 def _has_outlier(steps: list[StepSummary]) -> bool:

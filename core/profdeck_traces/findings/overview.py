@@ -24,10 +24,12 @@ from profdeck_traces.analysis.owner_names import function_text, located_name, ti
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.step_names import ITERATION
+from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.finding import is_note
 from profdeck_traces.findings.rank_finding import MACHINE_BUSY, WAITED_FOR_CPU
 from profdeck_traces.findings.rank_view import RankView, views_of
+from profdeck_traces.inputs.facts import ENGINE_ITERATION
 
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
@@ -113,6 +115,18 @@ class OwnerRow:
     """Mean time by which each rank's step would shrink without this owner. ``None`` if any rank's gain is unknown."""
     next_limit: str | None
     """Kind of owner that would then take the most time, if it is the same on all ranks."""
+
+
+def _sum_of(rows: Sequence[OwnerRow]) -> OwnerRow:
+    return attrs.evolve(
+        rows[0],
+        title=plural(len(rows), "small owner"),
+        name=None,
+        mean_us=sum(row.mean_us for row in rows),
+        share=sum(row.share for row in rows),
+        gain_us=None,
+        next_limit=None,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -218,7 +232,33 @@ class Team:
             shares[side] = shares.get(side, 0.0) + row.share
         parts = [f"{side} {share:.0%}" for side, share in shares.items() if share >= _LEAST_SIDE]
         time = ms(sum(row.mean_us for row in self.account))
-        return f"{time} ms per {self.unit}; critical path: {', '.join(parts)}"
+        ranks = len(self.rank_labels)
+        step = f"mean {self.unit} of {ranks} ranks {time} ms" if ranks > 1 else f"{time} ms per {self.unit}"
+        return f"{step}; critical path: {', '.join(parts)}"
+
+    def largest_owners(self, most: int, least_share: float) -> tuple[list[OwnerRow], list[OwnerRow]]:
+        """Return the rows of the account to show, and the remaining rows.
+
+        Small rows of one function are summed, because together they can take as long as a large row.
+
+        Args:
+            most: Maximum number of rows to show.
+            least_share: Minimum share of a row to show.
+        """
+        parts: dict[OwnerRow, list[OwnerRow]] = {}
+        of_function: dict[str, list[OwnerRow]] = {}
+        for row in self.account:
+            if row.share >= least_share:
+                if row.name or row.kind in NAMELESS:
+                    parts[row] = [row]
+            elif row.origin and parse_frame(row.origin):
+                of_function.setdefault(row.origin, []).append(row)
+        for rows in of_function.values():
+            if len(rows) > 1 and sum(row.share for row in rows) >= least_share:
+                parts[_sum_of(rows)] = rows
+        shown = sorted(parts, key=lambda row: -row.mean_us)[:most]
+        represented = {part for row in shown for part in parts[row]}
+        return shown, [row for row in self.account if row not in represented]
 
     @property
     def gain_text(self) -> str:
@@ -682,5 +722,5 @@ def _note(recorded: Sequence[StepSummary], used: Sequence[StepSummary]) -> str:
 def _name(view: RankView, kind: str) -> str:
     """Return the display name of a step kind. Steps of the recorder are named after the unit that they record."""
     if kind == "global_step" and view.rank.unit:
-        kind = "profiler step" if view.rank.unit == "engine_iteration" else view.rank.unit
+        kind = "profiler step" if view.rank.unit == ENGINE_ITERATION else view.rank.unit
     return kind.replace("_", " ")

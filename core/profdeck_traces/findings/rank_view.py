@@ -20,9 +20,9 @@ from profdeck_traces.analysis.run_model import Evidence
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck_traces.analysis.typical_step import typical_steps
 from profdeck_traces.base.text import plural
+from profdeck_traces.inputs.facts import ENGINE_ITERATION
 
 _FEWEST_STEPS = 3
-_ENGINE_UNIT = "engine_iteration"
 
 
 def views_of(run: RunSummary) -> list[RankView]:
@@ -61,7 +61,7 @@ class RankView:
     @property
     def is_engine(self) -> bool:
         """True if the steps are engine iterations."""
-        return self.kind == ITERATION or self.rank.unit == _ENGINE_UNIT
+        return self.kind == ITERATION or self.rank.unit == ENGINE_ITERATION
 
     @functools.cached_property
     def steps(self) -> list[StepSummary]:

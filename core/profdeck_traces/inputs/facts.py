@@ -23,6 +23,9 @@ RUN_RECORDS = "profdeck_traces.run_records"
 """Entry-point group of the provider, which is named ``profdeck``: a class that implements `RunRecords`."""
 _PROVIDER = "profdeck"
 
+ENGINE_ITERATION = "engine_iteration"
+"""`TraceFacts.unit` of recordings of engines."""
+
 
 @attrs.frozen(kw_only=True)
 class TraceFacts:

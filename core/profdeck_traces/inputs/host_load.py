@@ -53,7 +53,8 @@ class HostLoad:
     """Average number of CPUs used by processes other than the recorded ranks of this host. Not recorded, but computed
     from the loads of these ranks."""
     wanted_cpus: float | None = None
-    """Average number of threads of the recorded ranks of this host that ran or waited for a CPU. Computed as well."""
+    """Average number of threads of the recorded ranks of this host that ran or waited for a CPU. Not recorded, but
+    computed from the loads of these ranks."""
 
     @property
     def is_plausible(self) -> bool:

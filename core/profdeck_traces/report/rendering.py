@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -18,9 +19,14 @@ try:
 except ImportError:
     raise MissingLibraryError.for_library("Pages need", "jinja2", "traces") from None
 
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
 
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Render a page. All strings of the context except `Markup` are escaped.
+
+    Control characters and bidirectional formatting characters are replaced by the escape sequences of JSON, because
+    pages also embed JSON.
 
     Args:
         template: The name of its file in this package.
@@ -29,9 +35,10 @@ def render(template: str, context: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    return environment.get_template(template).render(
+    page = environment.get_template(template).render(
         {**_of("style", "page.css"), **_of("script", "page.js"), "version": __version__, **context}
     )
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", page)
 
 
 @functools.cache

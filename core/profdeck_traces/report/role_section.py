@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from profdeck_traces.account.borders import BORDER_TEXTS
-from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.detail_model import CollectiveCalls, FunctionTime, RuntimeCalls
 from profdeck_traces.analysis.model import DeviceSummary, Gap, RankSummary
 from profdeck_traces.analysis.owner_names import OWNER, function_text, location_heading
@@ -98,8 +97,7 @@ def _stage_on_rank(rank: int) -> Callable[[StageRow], Cell]:
 
 def _account(team: Team, per: str) -> dict[str, Any]:
     """Return the template context for the account: the owners of time on the critical path, and explanatory text."""
-    named = [row for row in team.account if row.name or row.kind in NAMELESS]
-    shown = [row for row in named if row.share >= _LEAST_SHARE][:_MOST_OWNERS]
+    shown, others = team.largest_owners(_MOST_OWNERS, _LEAST_SHARE)
     columns, rows = table(
         shown,
         {
@@ -113,7 +111,6 @@ def _account(team: Team, per: str) -> dict[str, Any]:
             ),
         },
     )
-    others = [row for row in team.account if row not in shown]
     if others:
         share, mean_us = sum(row.share for row in others), sum(row.mean_us for row in others)
         rows.append([percent(share), Cell(""), ms(mean_us), number(None), Cell(plural(len(others), "other")), Cell("")])

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.trend.change_points import MIN_VALUES
 from profdeck_traces.trend.model import Trend, TrendChange, TrendPart, TrendPoint, TrendSeries
 from profdeck_traces.trend.rank_numbers import EXPOSED
@@ -76,7 +76,7 @@ def sentence(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> 
     subject = team_of(series) if series.kind == "metric" else f"{team_of(series)}: {label_of(series)}"
     what = series.what if series.kind == "metric" else "it takes"
     busy = f"; the machine was busy in {change.busy_after} captures after the change and in {change.busy_before} before"
-    ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
+    ratio = "" if change.ratio is None else f", {relative(change.ratio)}"
     chance = "p < 0.0001" if change.p_value < _MIN_P else f"p {change.p_value:.2g}"
     return (
         f"{subject} is {word} {since(series, change, runs)}: {what} {value_of(series, change.after)}, "

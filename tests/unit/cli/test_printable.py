@@ -52,6 +52,14 @@ def test_event_names_are_escaped(cli: Callable[..., Any], tmp_path: Path, name: 
         assert "\x9b" not in result.output
 
 
+def test_pages_contain_no_control_characters(cli: Callable[..., Any], tmp_path: Path) -> None:
+    file, page = write_trace(tmp_path / "a.json", CONTROL_CHARACTERS), tmp_path / "a.html"
+    assert cli("report", file, "-o", page).exit_code == 0
+    text = page.read_text()
+    assert not [character for character in CONTROL_CHARACTERS if not character.isprintable() and character in text]
+    assert "\\u001b[31mb" in text
+
+
 def test_file_names_are_escaped(cli: Callable[..., Any], tmp_path: Path) -> None:
     result = cli("summary", write_trace(tmp_path / "\x1b[31mred.json", "x"))
     assert "\x1b" not in result.output

@@ -239,6 +239,7 @@ def test_frames_of_user_code(name: str) -> None:
         "/opt/venv/lib/python3.12/site-packages/profdeck_other/module.py(1): start",
         "/tmp/torchinductor_root/ob/cobh.py(132): call",
         "C:\\venv\\Lib\\site-packages\\yaml\\loader.py(1): load",
+        "train.py(3): <listcomp>",  # part of its function, as in Python 3.12
         "<string>(2): __init__",
         "<frozen importlib._bootstrap>(1): _find_and_load",
         "<built-in method linear of type object at 0x7f>",

@@ -12,6 +12,7 @@ import pytest
 from captured_runs import write_run
 from gpu_job import GpuJob
 from profdeck_traces import load
+from profdeck_traces.analysis.formatting import relative
 from profdeck_traces.findings.overview import Team, about, teams_of
 from profdeck_traces.report.role_section import role_section
 
@@ -151,3 +152,34 @@ def test_the_rank_with_the_longest_step_is_named(tmp_path: Path) -> None:
 def test_ranks_with_equal_steps_have_no_longest_step(tmp_path: Path) -> None:
     (team,) = teams_of(load(GpuJob(ranks=2).write(tmp_path / "job")).summary)
     assert team.longest is None
+
+
+def test_small_owners_of_a_function_share_a_row(tmp_path: Path) -> None:
+    names = [f"aten::op{number}" for number in range(300)]
+    begin = 0.0
+    events = [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "ts": 0.0, "dur": 1000.0}]
+    for function, count in (("encode", 200), ("decode", 100)):
+        frame = f"train.py({count}): {function}"
+        events.append({"ph": "X", "cat": "python_function", "name": frame, "ts": begin, "dur": 3.0 * count})
+        for _ in range(count):
+            events.append({"ph": "X", "cat": "cpu_op", "name": names.pop(), "ts": begin, "dur": 3.0})
+            begin += 3.0
+    trace = tmp_path / "a.json"
+    trace.write_text(json.dumps({"traceEvents": [event | {"pid": 1, "tid": 1} for event in events]}))
+
+    (team,) = teams_of(load(trace).summary)
+    shown, others = team.largest_owners(8, 0.01)
+
+    sums = {row.origin: (row.title, row.mean_us) for row in shown if row.name is None and row.origin}
+    assert sums.keys() <= {"train.py(200): encode", "train.py(100): decode"}
+    title, time_us = sums["train.py(200): encode"]
+    assert title.endswith(" small owners")
+    listed = sum(row.origin == "train.py(200): encode" for row in team.account)
+    assert (title, time_us) == (f"{listed} small owners", pytest.approx(3.0 * listed))
+    assert sum(row.mean_us for row in [*shown, *others]) == pytest.approx(1000.0)
+    assert not {row.origin for row in others} & sums.keys()
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.663, "+66.3%"), (-1.0, "-100.0%"), (9.99, "+999.0%"), (204.13, "x205")])
+def test_large_ratios_are_factors(ratio: float, text: str) -> None:
+    assert relative(ratio) == text
