@@ -35,13 +35,15 @@ from profdeck_traces.analysis.step_names import DECODE, ITERATION, PREFILL
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.facts import ENGINE_ITERATION, CaptureMember, TraceFacts, run_records
 from profdeck_traces.reading.event_names import is_weight_sync
-from profdeck_traces.reading.intervals import complement, intersection, total, union
+from profdeck_traces.reading.intervals import Spans, complement, intersection, total, union
 
 NO_BATCH, WORK = "no batch", "work"
 """``NO_BATCH`` is the activity of a server between iterations. ``WORK`` is an activity outside all stages."""
 _CLOCK_NOISE_NS = 100_000
 _CONTINUES_NS = 5_000_000
 """If a trainer is working this soon after its recording starts, it may have been working before."""
+_MAX_OVERLAP = 0.01
+"""Roles take turns if they work at the same time for at most this fraction of the work of either."""
 _MAX_NAMED = 3
 _MIN_NOTED = 0.01  # fraction of the account's time
 _NS_PER_US = 1000
@@ -124,7 +126,8 @@ class _Peer:
     def may_work_before_recording(self) -> bool:
         """True if the peer may already have been working when its recording started.
 
-        A server's first batch is a prefill, unless the server already has requests.
+        A server's first batch is a prefill, unless the server already has requests. A trainer may start to work at the
+        same time as its recording, so this property alone does not show that it worked before.
         """
         if not self.bursts:
             return False
@@ -482,9 +485,27 @@ class _Waits:
 class _TurnWaits(_Waits):
     """The time that a rank spends waiting for peers, all of whose work is inside its idle time."""
 
+    def _may_extend(self, peer: _Peer, begin: int, end: int) -> bool:
+        """Return whether a peer that works during an idle period may have been working before the period."""
+        return (
+            peer.recorded_from - self._noise_ns > begin
+            and peer.may_work_before_recording
+            and peer.bursts[0][0].begin < end
+            and (peer.is_server or not self._takes_turns(peer))
+        )
+
+    def _takes_turns(self, peer: _Peer) -> bool:
+        """Return whether this rank and a peer both work while they are recorded, but never at the same time."""
+        label = _facts(self._reading).role_and_replica
+        same = [one for one in self._capture.peers if one.label == label]
+        own = next((one for one in same if self._reading in one.readings), same[0])
+        begin, end = max(own.recorded_from, peer.recorded_from), min(own.recorded_until, peer.recorded_until)
+        works = [_work_of(one, begin, end) for one in (own, peer)]
+        shorter = min(map(total, works))
+        return shorter > self._noise_ns and total(intersection(*works)) <= self._noise_ns + _MAX_OVERLAP * shorter
+
     def _assign(self, begin: int, end: int) -> None:
-        late = [peer for peer in self._peers if peer.recorded_from - self._noise_ns > begin]
-        may_extend = any(peer.may_work_before_recording and peer.bursts[0][0].begin < end for peer in late)
+        may_extend = any(self._may_extend(peer, begin, end) for peer in self._peers)
         begin = max(begin, self._recorded_from)
         active = [(peer, [*bursts]) for peer in self._peers if (bursts := peer.bursts_in(begin, end))]
         if not active:
@@ -497,6 +518,18 @@ class _TurnWaits(_Waits):
             self._unknown_ns += total(intersection(works, (np.array([begin]), np.array([end]))))
             return
         self._add(list(_backward(active, begin, end)), ends[-1] - ends[-2] if len(ends) > 1 else None)
+
+
+def _work_of(peer: _Peer, begin: int, end: int) -> Spans:
+    """Return when a peer works between two times. Weight syncs are omitted, because both sides take part in them."""
+    spans = [
+        (max(begin, activity.begin), min(end, activity.end))
+        for burst in peer.bursts_in(begin, end)
+        for activity in burst
+        if not is_weight_sync(activity.awaited)
+    ]
+    spans = [span for span in spans if span[0] < span[1]]
+    return union(*np.array(spans, np.int64).reshape(-1, 2).T)
 
 
 def _backward(active: Sequence[tuple[_Peer, list[Sequence[_Activity]]]], begin: int, end: int) -> Iterator[_Piece]:

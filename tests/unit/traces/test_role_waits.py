@@ -392,6 +392,28 @@ def test_a_server_with_requests_at_the_start_of_its_recording_may_have_worked_be
         assert "outside the idle period" in reason
 
 
+@pytest.mark.parametrize("takes_turns", [True, False])
+def test_a_trainer_that_works_from_its_first_step_on_is_awaited_if_roles_take_turns(
+    tmp_path: Path, takes_turns: bool
+) -> None:
+    """The trainer's recording starts while the server is idle, and the trainer works from the start."""
+    run = tmp_path
+    last = Batch(ms=10, decodes=4, pause_ms=200)
+    write_server(run, [PREFILL, *decode(3, 10, 4), last, PREFILL, *decode(20, 10, 4)], 0)
+    more = ("actor_update", 300.0, True), ("generate_sequences", 200.0, False)
+    stages = (("actor_update", 100.0, True), ("generate_sequences", 200.0, False), *(() if takes_turns else more))
+    write_trainer(run, stages, first_ns=FIRST_NS + 100_000_000)
+    found = account(summary_of(run), "rollout", 0)
+    if takes_turns:
+        (wait,) = waits(found)
+        assert (wait.peer, wait.awaited) == ("trainer", "actor_update")
+        assert wait.time_us == pytest.approx(100_000, rel=0.01)
+    else:
+        assert waits(found) == []
+        ((_, reason),) = [(one.roles, one.reason) for one in found.unassigned_waits]
+        assert "outside the idle period" in reason
+
+
 def test_another_trainer_that_finishes_last_is_awaited(tmp_path: Path) -> None:
     """The trainer waits for the reward role. A faster server wouldn't make the wait shorter."""
     run = job(tmp_path, [PREFILL, *decode(30, 10, 4)])
