@@ -1,4 +1,4 @@
-"""Creates the pictures in the docs from a run of `profdeck demo`: report, terminal and Perfetto.
+"""Creates the pictures in the docs: the report of `picture_job.py`, and the demo in a terminal and in Perfetto.
 
 Run ``python docs/pictures.py`` in an environment with torch, the extra ``view`` and Chromium. Each picture contains a
 digest of the source files that determine its content, and a test fails if the digest is outdated.
@@ -21,7 +21,10 @@ IMAGES = ROOT / "docs" / "images"
 _TRACES = ROOT / "core" / "profdeck_traces"
 _TRACKERS = ROOT / "plugins" / "profdeck_trackers"
 SOURCES = {
-    "report.png": [_TRACES / "report" / name for name in ("page.css", "page.html.jinja", "page.js")],
+    "report.png": [
+        *(_TRACES / "report" / name for name in ("page.css", "page.html.jinja", "page.js")),
+        ROOT / "docs" / "picture_job.py",
+    ],
     "terminal.png": [_TRACES / "cli" / "summary_screen.py"],
     "perfetto.png": [_TRACES / "writing" / "perfetto.py"],
     # Created by tracker_pictures.py.
@@ -63,6 +66,12 @@ def _profdeck(directory: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+def _train(directory: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*launcher, ROOT / "docs" / "picture_job.py"], check=True, cwd=directory, env=environment)
+
+
 def _terminal_page(output: str, file: Path) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -85,10 +94,12 @@ async def _main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         _profdeck(directory, "demo")
-        run, page = directory / "profiles" / "demo-1", directory / "profiles" / "demo-1.html"
+        run = directory / "profiles" / "demo-1"
         output = _profdeck(
             directory, "summary", "profiles/demo-1", "--top", "5", COLUMNS="100", FORCE_COLOR="1", TERM="xterm-256color"
         )
+        _train(directory)
+        _profdeck(directory, "report", "profiles/finetune")
         _terminal_page(output, directory / "terminal.html")
         trace = directory / "demo.pftrace"
         _profdeck(
@@ -96,7 +107,7 @@ async def _main() -> None:
             "--category", "cpu_op", "--category", "user_annotation",
         )  # fmt: skip
         async with browse("chromium") as browser:
-            await browser.open(page.as_uri())
+            await browser.open((directory / "finetune.html").as_uri())
             await browser.until("document.getElementById('canvas').dataset.redraw")
             pictures = {"report.png": await browser.screenshot(1180, 980)}
             await browser.open((directory / "terminal.html").as_uri())

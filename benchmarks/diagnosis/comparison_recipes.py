@@ -29,11 +29,15 @@ _PAIRS = {
 }
 """Recipes to record both with and without the cause. Each pattern matches the owners that a verdict may name instead of
 the stage."""
+_WITH_STACKS = {"gpu/collection", "gpu/python-code"}
+"""Recipes whose cause is a Python frame. The traces without the cause also need stacks."""
 
 for _recipes, _names in _PAIRS.items():
     for _name, _pattern in _names.items():
         _recipe = _recipes.by_id[f"{_recipes.kind}/{_name}"]
         _options = {**_recipe.options, "of": _recipes.kind, "pattern": _pattern}
+        if _recipe.id in _WITH_STACKS:
+            _options["sizes"] = {"function": "train.py(9): train"}
         if _recipe.answer:
             DIFF.planted(f"{_recipes.kind}-{_name}", rules="slower", cure="", **_options)(_recipe.plant)
         else:

@@ -103,6 +103,8 @@ class Training(GpuJob):
     """Sequence length relative to the mean."""
     has_modules: bool = False
     """True if module frames, shapes and autograd sequence numbers are recorded."""
+    function: str | None = None
+    """Python frame of the step, or None if no stacks are recorded."""
     reads_loss: bool = True
     broadcasts: int = 0
     """Number of broadcasts after the update. Each one sends the weights of one layer."""
@@ -121,6 +123,10 @@ class Training(GpuJob):
 
     def step(self, gpu: Gpu) -> Program:
         """Return the program for one step."""
+        with gpu.frame(self.function) if self.function else nullcontext():
+            yield from self._stages(gpu)
+
+    def _stages(self, gpu: Gpu) -> Program:
         with gpu.mark(self.stages[0]):
             gpu.op("aten::slice", 12)
             self.run("data", gpu)

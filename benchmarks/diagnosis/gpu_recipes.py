@@ -293,7 +293,7 @@ def pink(job: Training) -> None:
 
 
 @RECIPES.planted(
-    "validation", rules="validation unsteady-steps outlier-step", cure="less often|fewer|separate|see", steps=15
+    "validation", rules="validation unsteady-steps outlier-step", cure="less often|fewer|separate", steps=15
 )
 def plum(job: Training) -> None:
     """Every fifth step evaluates the model on validation data."""

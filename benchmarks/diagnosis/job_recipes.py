@@ -426,7 +426,7 @@ def teak(job: TrainingJob) -> None:
 
 
 @RECIPES.planted(
-    "validation", rules="validation outlier-step unsteady-steps", cure="less often|fewer|separate|view|see", stacks=True
+    "validation", rules="validation outlier-step unsteady-steps", cure="less often|fewer|separate", stacks=True
 )
 def walnut(job: TrainingJob) -> None:
     """Evaluate the model on other data in every fourth step."""

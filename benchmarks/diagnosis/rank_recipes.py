@@ -136,11 +136,16 @@ def opal(job: TrainingJob) -> None:
     job.plant(2, fire)
 
 
-@RECIPES.control("even-ranks")
+@RECIPES.control("even-ranks", tolerates="exposed-communication")
 def topaz(_: TrainingJob) -> None:
-    """Do the same work on both ranks."""
+    """Do the same work on both ranks. Nothing overlaps with the job's collective, which can be a finding."""
 
 
-@RECIPES.control("three-even-ranks", stacks=True, ranks=3, tolerates="profiler-overhead profiler")
+@RECIPES.control(
+    "three-even-ranks",
+    stacks=True,
+    ranks=3,
+    tolerates="profiler-overhead profiler exposed-communication oversubscription",
+)
 def zircon(_: TrainingJob) -> None:
-    """Do the same work on three ranks, recorded with stacks."""
+    """Do the same work on three ranks, recorded with stacks. Machines with two cores are oversubscribed."""

@@ -30,8 +30,8 @@ def decode(load: Load, clients: int, tokens: int = 200) -> None:
         load.keep(lambda: load.generate(8, tokens))
 
 
-@VLLM.planted("long-prompts", arguments=_LARGE, **_NEXT)
-@SGLANG.planted("long-prompts", arguments=_OPEN, **_NEXT)
+@VLLM.planted("long-prompts", arguments=_LARGE, iterations=200, **_NEXT)
+@SGLANG.planted("long-prompts", arguments=_OPEN, iterations=200, **_NEXT)
 def ash(load: Load) -> None:
     """Send long prompts while other requests decode."""
     decode(load, 6)

@@ -17,7 +17,8 @@ from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, n
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.contributions import bursts_of, contributions_of
 from profdeck_traces.analysis.detail_model import PerStep
-from profdeck_traces.analysis.diff_model import CALLED_SAME, Basis, Change, RankDiff, RoleDiff, RunDiff
+from profdeck_traces.analysis.device_ends import ends_on_device, until_device_ends
+from profdeck_traces.analysis.diff_model import CALLED_SAME, Basis, Change, Contribution, RankDiff, RoleDiff, RunDiff
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import (
     CategorySummary,
@@ -192,6 +193,11 @@ class _Times:
         time = self.by_key.get(key)
         return (time.count or 0) / self.recorded_steps if time else 0.0
 
+    def mean_us(self, key: _Key) -> float:
+        """Return the mean time per step of the basis."""
+        time = self.by_key.get(key)
+        return time.total_us / self.steps if time else 0.0
+
     @property
     def sum_us(self) -> float:
         """The time of the whole section per step."""
@@ -212,7 +218,7 @@ class _Times:
         """Return what the trace says of a time per step of a group; if that is ``None``, per step of the basis."""
         time = self.by_key.get(key)
         if group is None:
-            return TimeSample(time.total_us / self.steps if time else 0.0, 0.0, 1)
+            return TimeSample(self.mean_us(key), 0.0, 1)
         if time is None or time.per_step is None:  # it took no time, or there is one step
             return TimeSample(time.total_us if time else 0.0, 0.0, self.groups[group])
         return TimeSample(time.per_step.median_us, time.per_step.mad_us, time.per_step.measured)
@@ -347,12 +353,12 @@ def _role(
                 iterations=_iterations([pair]) if alike else (),
                 categories=_changes([pair], _categories, basis),
                 account=account_diff([pair], max_owners=_MOST_OWNERS) if comparable and len(pairs) > 1 else None,
-                contributions=contributions_of([pair]) if alike and len(pairs) > 1 else (),
+                contributions=_contributions([pair], alike=alike) if len(pairs) > 1 else (),
             )
             for pair in pairs
         ),
         notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
-        contributions=contributions_of(pairs) if alike else (),
+        contributions=_contributions(pairs, alike=alike),
         busy=(
             loads[0].describe_contention() if loads[0] else None,
             loads[1].describe_contention() if loads[1] else None,
@@ -450,7 +456,11 @@ def _changes(pairs: Sequence[RankPair], section: _Section, basis: Basis) -> tupl
     changes = []
     for key, time in known.items():
         old, new = (_mean([[times.calls(key) for times in sides[side]] for sides in read]) for side in (0, 1))
-        changes.append(change_of(key.name, time.category, _measured(read, key, basis), sum_us, (old, new)))
+        change = change_of(key.name, time.category, _measured(read, key, basis), sum_us, (old, new))
+        before_us, after_us = (
+            _mean([[times.mean_us(key) for times in sides[side]] for sides in read]) for side in (0, 1)
+        )
+        changes.append(attrs.evolve(change, mean_before_us=before_us, mean_after_us=after_us))
     return tuple(sorted(changes, key=lambda change: (-abs(change.impact_us), change.name)))
 
 
@@ -485,8 +495,35 @@ def _mean(values: Iterable[Iterable[float]]) -> float:
     return statistics.fmean(map(statistics.fmean, values))
 
 
+def _ends_on_device(pairs: Sequence[RankPair]) -> bool:
+    """Return whether steps are compared until their device work ends: the host runs ahead of it on any rank."""
+    accounts = [trace.account for pair in pairs for side in pair.sides for trace in side]
+    return all(accounts) and any(map(ends_on_device, accounts))
+
+
+def _contributions(pairs: Sequence[RankPair], *, alike: bool) -> tuple[Contribution, ...]:
+    return contributions_of(pairs) if alike and not _ends_on_device(pairs) else ()
+
+
+def _until_device_ends(trace: RankSummary) -> RankSummary:
+    account = trace.account
+    if account is None:
+        return trace
+    steps = until_device_ends(warm_steps([step for step in trace.steps if step.kind == account.basis]), account)
+    return attrs.evolve(trace, steps=(*(step for step in trace.steps if step.kind != account.basis), *steps))
+
+
 def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
     """Compare the steps of each kind and stage, on the ranks that have them on both sides, if there are any."""
+    if _ends_on_device(pairs):
+        pairs = [
+            attrs.evolve(
+                pair,
+                before=tuple(map(_until_device_ends, pair.before)),
+                after=tuple(map(_until_device_ends, pair.after)),
+            )
+            for pair in pairs
+        ]
     stepped = [tuple([_groups(trace) for trace in side] for side in pair.sides) for pair in pairs]
     changes = []
     for group in sorted({group for sides in stepped for side in sides for groups in side for group in groups}):

@@ -110,7 +110,7 @@ class Change:
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
     mean_before_us: float | None = None
-    """For steps, the mean, which includes bursts that the median hides. ``None`` for everything else."""
+    """The mean per step, which includes bursts that the median hides. ``None`` for sums."""
     mean_after_us: float | None = None
     bursts: Bursts | None = None
     """For steps, the number of bursts on each side. ``None`` if neither side has any."""
@@ -121,6 +121,13 @@ class Change:
         if not self.mean_before_us or self.mean_after_us is None:
             return None
         return self.mean_after_us / self.mean_before_us - 1
+
+    @property
+    def mean_impact_us(self) -> float:
+        """Change in the mean step, or ``impact_us`` if the means are unknown."""
+        if self.mean_before_us is None or self.mean_after_us is None:
+            return self.impact_us
+        return self.mean_after_us - self.mean_before_us
 
     @property
     def is_significant(self) -> bool:
@@ -290,7 +297,8 @@ class RoleDiff:
     differ."""
 
     contributions: tuple[Contribution, ...] = ()
-    """Parts of the mean step on the host. Their changes add up to the change in the mean step. Empty if unknown."""
+    """Parts of the mean step on the host. Their changes add up to the change in the mean step. Empty if unknown, or
+    if steps end when their device work ends."""
     busy: tuple[str | None, str | None] = (None, None)
     """Why the machine was busy during the earlier and later captures. ``None`` if not busy, or if unknown."""
     lost_fractions: tuple[float, float] = (0.0, 0.0)

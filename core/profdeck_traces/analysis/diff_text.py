@@ -108,7 +108,7 @@ def _why(role: RoleDiff, main: Change) -> str:
     is_only = len(source.iterations) == 1 and (source is not role or main in role.iterations)
     parts = source.contributions if is_only else ()
     account = source.account if is_only else None
-    total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
+    total_us = sum(part.delta_us for part in parts) if parts else main.mean_impact_us
     stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
     of_stages = _most_of(stages, total_us)
     names = [*of_stages]
@@ -126,9 +126,12 @@ def _why(role: RoleDiff, main: Change) -> str:
             owners = located
         largest = [change for change in _owners_by_line(account) if abs(change[1]) > _LEAST_PART * abs(step_us)]
         names += owners
-        if not names and any(label not in _UNNAMED for label, _ in largest):
-            return _largest_owners(largest, step_us)
-    if not owners:
+    slowdown = _slower_kernels(role, total_us) if source is role and not owners else None
+    if slowdown is not None:
+        of_stages, names, remainder = [], [slowdown], _remainder
+    elif not names and any(label not in _UNNAMED for label, _ in largest):
+        return _largest_owners(largest, step_us)
+    if not owners and slowdown is None:
         names += _other_names(role, main, largest, total_us, with_sections=source is role, has_stage=bool(names))
     if names:
         explained_us = max((time_us for _, time_us in owners or names), key=abs)
@@ -162,32 +165,36 @@ def _other_names(  # noqa: PLR0913
 ) -> list[tuple[str, float]]:
     """Return an explanation for most of a change that no owner explains.
 
-    It's a slowdown of all kernels, an owner whose growth is partly offset by other owners, or a list of table entries.
+    It's an owner whose growth is partly offset by other owners, or a list of table entries.
     """
-    slowdown = _slower_kernels(role, total_us) if with_sections else None
-    first = slowdown or _main_owner(largest, total_us)
+    first = _main_owner(largest, total_us)
     if first is not None or not with_sections:
         return [first] if first is not None else []
     names = []
     for section in ("categories", "kernels", "operators") if has_stage else SECTIONS:
         changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
         label = (lambda name: short_kernel(name, _LONGEST_NAME)) if section == "kernels" else _cut
-        names += _most_of([(label(change.name), change.impact_us) for change in changes], total_us)
+        names += _most_of([(label(change.name), change.mean_impact_us) for change in changes], total_us)
     return names
 
 
 def _slower_kernels(role: RoleDiff, total_us: float) -> tuple[str, float] | None:
     """Return a phrase and the change in time if kernels explain the change and most slowed down by a similar factor."""
-    same = [of for of in role.kernels if of.before_us and of.after_us and of.calls_before == of.calls_after]
-    change_us = sum(of.impact_us for of in same)
-    if len(same) < _MOST_PARTS or not _is_most(change_us, total_us):
+    times = [
+        (of.mean_before_us, of.mean_after_us)
+        for of in role.kernels
+        if of.mean_before_us and of.mean_after_us and of.calls_before == of.calls_after
+    ]
+    before_us, after_us = (sum(side) for side in zip(*times, strict=True)) if times else (0.0, 0.0)
+    if len(times) < _MOST_PARTS or not _is_most(after_us - before_us, total_us):
         return None
-    factor = sum(of.after_us for of in same) / sum(of.before_us for of in same)
+    factor = after_us / before_us
     tolerance = (factor - 1) / 2
-    alike_us = sum(of.after_us for of in same if abs(of.after_us / of.before_us - factor) <= tolerance)
-    if factor < _SLOWER or alike_us < _ALIKE * sum(of.after_us for of in same):
+    alike_us = sum(after for before, after in times if abs(after / before - factor) <= tolerance)
+    if factor < _SLOWER or alike_us < _ALIKE * after_us:
         return None
-    return f"all kernels {factor:.2f} times as long, as with lower clocks or larger inputs,", change_us
+    text = f"all kernels {factor:.2f} times as long, as with lower clocks or larger inputs,"
+    return text, after_us - before_us
 
 
 def _main_owner(owners: Sequence[tuple[str, float]], total_us: float) -> tuple[str, float] | None:

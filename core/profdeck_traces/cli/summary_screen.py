@@ -21,6 +21,7 @@ from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, fitted, side_by_side, wrapped
 from profdeck_traces.findings.finding import is_note
 from profdeck_traces.findings.overview import (
+    OUTSIDE_STAGES,
     Team,
     WorkRow,
     about,
@@ -156,7 +157,12 @@ def _tables_of(team: Team, named: bool, screen: Screen) -> list[ScreenTable]:  #
             rows=len(team.servers) if is_full else _SERVERS,
             fewest=_FEWEST_ROWS,
         ),
-        ScreenTable(lambda rows: _stages(team, named, width, rows), priority=4, rows=_STAGES, fewest=_FEWEST_STAGES),
+        ScreenTable(
+            lambda rows: _stages(team, named, width, rows),
+            priority=2 if any(row.is_stage and row.name != OUTSIDE_STAGES for row in team.stages) else 4,
+            rows=_STAGES,
+            fewest=_FEWEST_STAGES,
+        ),
         ScreenTable(lambda rows: _device(team, named, width, rows), priority=3, rows=_TIMES, fewest=1),
         ScreenTable(
             lambda rows: _work(team, rows, width, named),

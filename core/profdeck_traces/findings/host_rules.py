@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from profdeck_traces.account.borders import DEVICE as DEVICE_BORDER
 from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary
+from profdeck_traces.analysis.device_ends import ends_on_device, until_device_ends
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
@@ -56,9 +56,9 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     median.
     """
     account = view.rank.account
-    steps = _until_device_ends([step for step in view.steps if step.kind != ITERATION], account)
+    steps = until_device_ends([step for step in view.steps if step.kind != ITERATION], account)
     # The first step can be longer, because the launch queue is empty when the recording starts.
-    judged = steps[1:] if _ends_on_device(account) and len(steps) > _FEWEST_STEPS else steps
+    judged = steps[1:] if ends_on_device(account) and len(steps) > _FEWEST_STEPS else steps
     slowest = max(judged, key=lambda step: step.duration_us, default=None)
     is_explained = account and slowest and explains_step(view, account, steps.index(slowest))
     if slowest is not None and _has_more_work(account, steps.index(slowest)):
@@ -129,17 +129,6 @@ def _has_more_work(account: Account | None, step: int) -> bool:
     work = account.step_flops[step] / median_flops
     time = account.step_us[step] / statistics.median(account.step_us)
     return time > _LONGER and work > _LONGER and work - 1 >= (time - 1) / 2
-
-
-def _ends_on_device(account: Account | None) -> bool:
-    return account is not None and account.border == DEVICE_BORDER
-
-
-def _until_device_ends(steps: list[StepSummary], account: Account | None) -> list[StepSummary]:
-    """If the account's steps end when their device work ends, return the steps with the account's durations."""
-    if account is None or not _ends_on_device(account) or len(account.step_us) != len(steps):
-        return steps
-    return [attrs.evolve(step, duration_us=time) for step, time in zip(steps, account.step_us, strict=True)]
 
 
 def _uneven_work(view: RankView, slowest: StepSummary, index: int) -> Iterator[RankFinding]:
@@ -238,7 +227,7 @@ def _main_part(view: RankView, slowest: StepSummary, index: int, excess_us: floa
 def _host_stage(view: RankView, slowest: StepSummary, excess_us: float) -> _Part | None:
     """Return the stage that explains at least half of a step's excess, unless the host runs ahead of the device."""
     longest = view.rank.host_times.longest_step if view.rank.host_times else None
-    if longest is None or longest.step != slowest.step or not view.rank.devices or _ends_on_device(view.rank.account):
+    if longest is None or longest.step != slowest.step or not view.rank.devices or ends_on_device(view.rank.account):
         return None
     stages = [part for part in longest.parts if part.kind == "stage" and part.time_us - part.median_us >= excess_us / 2]
     return next((_Part(name=of.name, stage=of.name, time_us=of.time_us, median_us=of.median_us) for of in stages), None)
@@ -308,6 +297,8 @@ def _owner_name(owner: OwnerTime) -> str | None:
 def _step_cure(view: RankView, slowest: StepSummary, part: _Part) -> str:
     if any(_is_loading(stage) and stage.name == part.stage for stage in view.stages):
         return "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
+    if part.line is not None or part.stage is not None:
+        return "run this additional work less often, or divide it evenly among the steps"
     return f"look at this step: `{view.show_step(slowest)}`"
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from invented_summaries import DECODE, PREFILL, STEP, deviation, kernel, per_step, run, trace
 
+from profdeck_traces import load
 from profdeck_traces.analysis.contributions import bursts_of
 from profdeck_traces.analysis.detail_model import HostState, HostTimes, PerStep, StageSummary
 from profdeck_traces.analysis.diff import diff_runs, is_summary, load_summary
@@ -963,3 +964,73 @@ def test_number_of_bursts_is_tested_exactly() -> None:
     assert result is not None
     assert result.p_value == pytest.approx(2 * 3003 / 142506)  # 2 C(15, 5) / C(30, 5)
     assert bursts_of([1.0] * 5, [2.0] * 5) is None
+
+
+# Steps on the device.
+
+
+def gpu_run(directory: Path, *, launch_us: float, kernel_us: Sequence[float]) -> RunSummary:
+    """Write the trace of a job that launches kernels without waiting for them, and return its summary.
+
+    Args:
+        directory: Directory for the trace.
+        launch_us: Duration of each step on the host.
+        kernel_us: Duration of each step's kernels, on average.
+    """
+    events = []
+    done = 0.0
+    for step, duration_us in enumerate(kernel_us):
+        begin = step * launch_us
+        events.append(("user_annotation", f"ProfilerStep#{step}", 1, begin, launch_us, {}))
+        for number in range(4):
+            correlation, launched = {"correlation": 4 * step + number + 1}, begin + number * launch_us / 5
+            events.append(("cuda_runtime", "cudaLaunchKernel", 1, launched, 5.0, correlation))
+            start = max(done, launched + 10.0)
+            # The kernels of a step differ, and their order varies.
+            done = start + duration_us * (0.4, 0.8, 1.2, 1.6)[(number + step) % 4]
+            events.append(
+                (
+                    "kernel",
+                    f"gemm_{(number + step) % 4}",
+                    7,
+                    start,
+                    done - start,
+                    correlation | {"device": 0, "stream": 7},
+                )
+            )
+    document = [
+        {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": 0 if category == "kernel" else 1,
+            "tid": thread,
+            "ts": start,
+            "dur": duration,
+            "args": about,
+        }
+        for category, name, thread, start, duration, about in events
+    ]
+    directory.mkdir()
+    (directory / "a.trace.json").write_text(json.dumps({"traceEvents": document}))
+    return load(directory).summary
+
+
+def test_a_slower_host_that_runs_ahead_of_its_device_is_no_slowdown(tmp_path: Path) -> None:
+    steps = [750.0 + step % 3 for step in range(12)]
+    before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=steps)
+    after = gpu_run(tmp_path / "after", launch_us=2000, kernel_us=steps)
+    role = role_diff(before, after)
+    assert role.verdict(0.05) == "same"
+    (step,) = role.iterations
+    assert (step.before_us, step.after_us) == (pytest.approx(3000, rel=0.01), pytest.approx(3000, rel=0.01))
+
+
+def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None:
+    """In most of the steps, the device is slower, so the medians of the kernels' times differ from each other."""
+    before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=[750.0 + step % 3 for step in range(16)])
+    slower = [(750.0 + step % 3) * (1.0 if step % 4 == 0 else 1.7) for step in range(16)]
+    after = gpu_run(tmp_path / "after", launch_us=1000, kernel_us=slower)
+    verdict = verdict_of(role_diff(before, after))
+    assert "is slower" in verdict
+    assert "most of it: all kernels 1.53 times as long, as with lower clocks or larger inputs, +1.577 ms." in verdict
