@@ -56,7 +56,7 @@ def chestnut(load: Load) -> None:
 _CACHE: dict[str, str] = {"rules": "kv-pressure preemption", "cure": "KV cache|memory|mem-fraction|preempt"}
 
 
-@VLLM.planted("small-cache", arguments=_SMALL_CACHE, **_CACHE)
+@VLLM.planted("small-cache", arguments=_SMALL_CACHE, iterations=300, **_CACHE)
 @SGLANG.planted("small-cache", arguments=_RESERVED, **_CACHE)
 def dogwood(load: Load) -> None:
     """Start more requests than fit into the KV cache."""

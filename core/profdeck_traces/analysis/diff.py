@@ -43,6 +43,15 @@ _HEAD_BYTES = 4096
 _OF_HOST = ("operators", "idle")
 _SIDES = ("before", "after")
 _LONGEST_NAME = 48
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "t", "transpose", "view", "as_strided", "detach", "slice", "select", "reshape", "unsqueeze", "squeeze",
+        "expand", "permute", "alias", "_unsafe_view", "narrow", "unbind", "split",
+    )
+)  # fmt: skip
+"""Operators that read no data."""
+_MIN_VIEWS_US = 20.0
 _MOST_OWNERS = 20
 _decode = msgspec.json.Decoder(RunSummary).decode
 
@@ -329,6 +338,7 @@ def _role(
     with_stacks = _with_stacks(sides)
     comparable = alike and with_stacks is None
     kernels = _changes(pairs, _kernels, basis)
+    operators = _changes(pairs, _operators, basis) if on_host and alike else ()
     loads = _busiest(sides[0]), _busiest(sides[1])
     iterations = _iterations(pairs) if alike else ()
     return RoleDiff(
@@ -340,7 +350,7 @@ def _role(
         overall=_sums(pairs, basis, alike=alike),
         iterations=iterations,
         kernels=kernels,
-        operators=_changes(pairs, _operators, basis) if on_host and alike else (),
+        operators=operators,
         annotations=_changes(pairs, _annotations, basis) if alike else (),
         categories=_changes(pairs, _categories, basis),
         ranks=tuple(
@@ -364,6 +374,7 @@ def _role(
             loads[1].describe_contention() if loads[1] else None,
         ),
         lost_fractions=(loads[0].lost_fraction if loads[0] else 0.0, loads[1].lost_fraction if loads[1] else 0.0),
+        machine_ratio=_machine_ratio(pairs, operators),
         corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
         incomplete=(
             *_incomplete(pairs, kernels, iterations),
@@ -635,6 +646,21 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
                 f"The mix differs: {old:.0%} of the steps of that kind are {group}s before and {new:.0%} after; what "
                 "is not per stage changes with that."
             )
+
+
+def _machine_ratio(pairs: Sequence[RankPair], operators: Sequence[Change]) -> float | None:
+    """Return the time of operators that only create views, relative to the earlier run.
+
+    These operators read no data, so their time shows the speed of the machine. The result is ``None`` if they took less
+    than 20 us per step, or if steps end when their device work ends. With several captures on a side, it is also
+    ``None``, because their noise includes differences between runs.
+    """
+    if _ends_on_device(pairs) or any(len(side) > 1 for pair in pairs for side in pair.sides):
+        return None
+    views = [of for of in operators if of.name in _VIEWS and of.calls_before == of.calls_after]
+    before_us = sum(of.mean_before_us or 0.0 for of in views)
+    after_us = sum(of.mean_after_us or 0.0 for of in views)
+    return after_us / before_us if before_us >= _MIN_VIEWS_US else None
 
 
 def _busiest(traces: RankSummaries) -> HostLoad | None:

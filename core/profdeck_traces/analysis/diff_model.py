@@ -58,6 +58,10 @@ class Bursts:
         return self.after / self.steps_after - self.before / self.steps_before
 
 
+_MOST, _LARGEST_BY_SPEED = 0.5, 0.5
+"""Larger changes are not attributed to the speed of the machine."""
+
+
 @attrs.frozen(kw_only=True)
 class Contribution:
     """One part of the mean step on the host, before and after. Parts do not overlap."""
@@ -304,6 +308,10 @@ class RoleDiff:
     lost_fractions: tuple[float, float] = (0.0, 0.0)
     """Largest fraction of a recording that was lost to contention, earlier and later. 0 if not busy, or if unknown."""
 
+    machine_ratio: float | None = None
+    """Time of operators that only create views, relative to the earlier run. ``None`` if unknown, or if a side has
+    several captures."""
+
     def describe_busy(self) -> str | None:
         """Return why the machine was busy, such as ``the machine was busy after (...)``, or ``None`` if it was not."""
         sides = [f"{name} ({reason})" for name, reason in zip(("before", "after"), self.busy, strict=True) if reason]
@@ -357,13 +365,27 @@ class RoleDiff:
         return tuple(changes)
 
     def _is_due_to_machine(self, change: Change) -> bool:
+        """Return whether the speed or the load of the machine can explain a change."""
+        return change.is_significant and (self._is_due_to_contention(change) or self._is_due_to_speed(change))
+
+    def _is_due_to_speed(self, change: Change) -> bool:
+        """Return whether a change of at most 50 % has no single cause, and views changed by at least half as much."""
+        ratio = change.mean_ratio
+        if self.machine_ratio is None or ratio is None or abs(ratio) > _LARGEST_BY_SPEED:
+            return False
+        if change.bursts is not None and change.bursts.p_value < LEVEL:
+            return False
+        owners_us = [owner.delta_ns / 1000 for owner in self.account.owners if owner.name] if self.account else []
+        times_us = owners_us or [operator.mean_impact_us for operator in self.operators]
+        has_cause = max(map(abs, times_us), default=0.0) >= _MOST * abs(change.mean_impact_us)
+        return not has_cause and (self.machine_ratio - 1) / ratio >= _MOST
+
+    def _is_due_to_contention(self, change: Change) -> bool:
         """Return whether contention in the slower run can explain a change.
 
         A run that lost a fraction of its time could have been shorter by that fraction. Contention in the faster run
         only hides a part of the change.
         """
-        if not change.is_significant:
-            return False
         lost = self.lost_fractions[change.verdict == "slower"]
         times = [(change.before_us, change.after_us), (change.mean_before_us or 0.0, change.mean_after_us or 0.0)]
         return lost > 0 and all(abs(new - old) <= lost * max(old, new) for old, new in times)
@@ -403,8 +425,14 @@ class RoleDiff:
         reasons = [reason for change in judged if (reason := change.undecided(fail_over))]
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
+        changes = [change for change in (*judged, *self._significant(fail_over, by)) if change.is_significant]
+        if by is not Judge.DEVICE and any(map(self._is_due_to_speed, changes)):
+            reasons.append(
+                f"operators that only create views take {self.machine_ratio:.2f} times as long too, so the machine may "
+                "have changed its speed; record several captures of both"
+            )
         if by is not Judge.DEVICE and (text := self.describe_busy()):
-            is_cause = any(map(self._is_due_to_machine, (*judged, *self._significant(fail_over, by))))
+            is_cause = any(map(self._is_due_to_contention, changes))
             explains = ", which can explain the change" if is_cause else ""
             reasons += [f"{text}{explains}; record again on an idle machine"] if reasons or is_cause else []
         missing = () if judged else (f"one of the runs has no {_JUDGED[by]}",)

@@ -1034,3 +1034,53 @@ def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None
     verdict = verdict_of(role_diff(before, after))
     assert "is slower" in verdict
     assert "most of it: all kernels 1.53 times as long, as with lower clocks or larger inputs, +1.577 ms." in verdict
+
+
+# The speed of the machine.
+
+
+def cpu_run(directory: Path, *, speed: float = 1.0, product: float = 1.0) -> RunSummary:
+    """Write the trace of a job on the CPU, and return its summary.
+
+    Args:
+        directory: Directory for the trace.
+        speed: Factor for the duration of all operators.
+        product: Additional factor for the duration of matrix products.
+    """
+    events, now = [], 0.0
+    for step in range(12):
+        begin = now
+        for name, duration_us in [
+            ("aten::mm", 200.0 * product),
+            *[(f"aten::op{i}", 150.0) for i in range(4)],
+            ("aten::t", 15.0),
+            ("aten::view", 15.0),
+        ]:
+            # No two steps are equal.
+            duration = duration_us * speed * (1 + 0.001 * (step % 5))
+            events.append({"cat": "cpu_op", "name": name, "ts": now, "dur": duration})
+            now += duration
+        events.append({"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": now - begin})
+    directory.mkdir()
+    document = {"traceEvents": [event | {"ph": "X", "pid": 1, "tid": 1} for event in events]}
+    (directory / "a.trace.json").write_text(json.dumps(document))
+    return load(directory).summary
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.2])
+def test_a_change_of_all_operators_may_be_the_speed_of_the_machine(tmp_path: Path, speed: float) -> None:
+    role = role_diff(cpu_run(tmp_path / "before"), cpu_run(tmp_path / "after", speed=speed))
+    assert role.verdict(0.05) == "inconclusive"
+    reason = f"operators that only create views take {speed:.2f} times as long too"
+    assert reason in verdict_of(role)
+    assert role.undecided(0.05) == (
+        f"{reason}, so the machine may have changed its speed; record several captures of both",
+    )
+
+
+@pytest.mark.parametrize(("speed", "product"), [(1.0, 2.0), (1.1, 3.0), (1.7, 1.0)])
+def test_a_change_with_a_single_cause_or_a_large_change_is_not_the_speed_of_the_machine(
+    tmp_path: Path, speed: float, product: float
+) -> None:
+    role = role_diff(cpu_run(tmp_path / "before"), cpu_run(tmp_path / "after", speed=speed, product=product))
+    assert role.verdict(0.05) == "slower"
