@@ -28,6 +28,7 @@ _SAMPLING_OPERATORS = frozenset(
     f"aten::{name}" for name in ("sort", "topk", "multinomial", "exponential_", "cumsum", "kthvalue", "searchsorted")
 )
 _FULL_KV_PERCENT = 90
+_MIN_WAITING = 0.1
 
 
 def prefill_next_to_decode(server: ServerView) -> Iterator[Result]:
@@ -139,7 +140,7 @@ def _tails_of(iterations: Sequence[EngineIteration], limit: float) -> list[list[
 
 
 def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
-    """Report requests that wait in over half of the iterations because the batch or the KV cache is full."""
+    """Report requests that wait for over 10 % of their time because the batch or the KV cache is full."""
     waiting = [
         (iteration, iteration.step.details.waiting_requests)
         for iteration in server.iterations
@@ -151,12 +152,14 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
     if not waiting or used is None:
         yield NotJudged(KV_PRESSURE, "the iteration names do not contain the usage of the KV cache")
     queued = [(iteration, count) for iteration, count in waiting if count]
-    if 2 * len(queued) <= len(waiting) or not waiting:
+    if not queued:
         return
-    mean = statistics.fmean(count for _, count in queued)
-    running = statistics.fmean(_running(iteration) for iteration, _ in queued)
+    mean = statistics.fmean(count for _, count in waiting)
+    running = statistics.fmean(_running(iteration) for iteration, _ in waiting)
     # Little's law: the mean numbers of waiting and running requests are proportional to the mean waiting and run times.
     share = mean / (mean + running)
+    if share <= _MIN_WAITING:
+        return
     time_us = share * server.iteration_us
     text = f"A request waits for {percent(share)} of its time ({mean:.1f} requests wait on average, {running:.1f} run)"
     worst, _ = max(queued, key=lambda pair: pair[1])
