@@ -59,7 +59,13 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters())
-    settings = {"run": "finetune", "steps": ["6..10"], "trainer.ranks": "all", "trainer.options.with_stack": True}
+    settings = {
+        "run": "finetune",
+        "steps": ["6..10"],
+        "trainer.backend": "torch",
+        "trainer.ranks": "all",
+        "trainer.options.with_stack": True,
+    }
     profiler = Profiler.from_config(settings=settings)
     texts = [TEXT[start : start + 128] for start in range(400)]
     batches = iter(DataLoader(texts, batch_size=BATCH, shuffle=True, collate_fn=collate))

@@ -162,8 +162,9 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
 
 
 def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
-    """A rank for which the others wait in collectives for over 1 % of the step. If no rank is a straggler, ranks that
-    wait for each other for over 10 % of the step. Only waits on the critical path count.
+    """A rank for which the others wait in collectives for over 1 % of the step, or without a device for over 5 %. If no
+    rank is a straggler, ranks that wait for each other for over 10 % of the step. Only waits on the critical path
+    count.
 
     If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they take over four times
     as long as the waits for a CPU, or if one owner explains at least half of them in most steps. If there is no
@@ -180,8 +181,10 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
             others = [
                 of_rank.get(group.straggler, 0.0) for number, of_rank in waits.items() if number != group.straggler
             ]
-            if others and statistics.fmean(others) > 0.01 * step_us:
-                slow = team.pop(group.straggler)
+            slow = team[group.straggler]
+            least_share = 0.01 if slow.rank.devices else 0.05  # times of equal work vary more on a CPU
+            if others and statistics.fmean(others) > least_share * step_us:
+                team.pop(group.straggler)
                 is_known = _is_consistent(slow, [*team.values()], statistics.fmean(others))
                 # With one collective per step, the wait equals the entire delay.
                 is_single = all(rank.collectives <= slow.count for rank in group.ranks)
