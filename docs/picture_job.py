@@ -1,7 +1,7 @@
-"""The job in the first picture of the README: it trains a small language model on two ranks.
+"""The job shown in the README's first image. It trains a small language model on two ranks.
 
-`pictures.py` runs this script with torchrun. Each rank tokenises its batches in the main process, which the report
-should name.
+`pictures.py` runs this script with torchrun. Each rank tokenises its batches in the main process, and the report should
+point this out.
 """  # noqa: INP001  # a script, not a package
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS, LENGTH, BATCH = 1024, 64, 8
 
 
 def encode(text: str) -> list[int]:
-    """Encode a text by merging the pair of neighbouring tokens with the lowest rank until `LENGTH` tokens are left."""
+    """Encode a text: repeatedly merge the adjacent tokens with the lowest rank, until `LENGTH` tokens are left."""
     tokens = [*text]
     while len(tokens) > LENGTH:
         ranks = [MERGES.get((left[-1], right[0]), WORDS) for left, right in pairwise(tokens)]
@@ -55,7 +55,7 @@ class Model(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def main() -> None:
-    """Train for 13 steps, and record five of them."""
+    """Train for 13 steps and record five of them."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""Creates the pictures in the docs: the report of `picture_job.py`, and the demo in a terminal and in Perfetto.
+"""Generate the images in the docs: the report of `picture_job.py`, and the demo in a terminal and in Perfetto.
 
 Run ``python docs/pictures.py`` in an environment with torch, the extra ``view`` and Chromium. Each picture contains a
 digest of the source files that determine its content, and a test fails if the digest is outdated.

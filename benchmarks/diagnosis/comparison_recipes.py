@@ -30,7 +30,7 @@ _PAIRS = {
 """Recipes to record both with and without the cause. Each pattern matches the owners that a verdict may name instead of
 the stage."""
 _WITH_STACKS = {"gpu/collection", "gpu/python-code"}
-"""Recipes whose cause is a Python frame. The traces without the cause also need stacks."""
+"""Recipes that plant a Python frame. Their traces without the cause need stacks too."""
 
 for _recipes, _names in _PAIRS.items():
     for _name, _pattern in _names.items():

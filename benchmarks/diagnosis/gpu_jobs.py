@@ -104,7 +104,7 @@ class Training(GpuJob):
     has_modules: bool = False
     """True if module frames, shapes and autograd sequence numbers are recorded."""
     function: str | None = None
-    """Python frame of the step, or None if no stacks are recorded."""
+    """Python frame around each step. None: no stacks are recorded."""
     reads_loss: bool = True
     broadcasts: int = 0
     """Number of broadcasts after the update. Each one sends the weights of one layer."""

@@ -571,13 +571,16 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
 
 
 def _path_time(path: Path, segments: Int) -> tuple[Int, Int]:
-    """Return the borders of some segments of a path, and the total time of these segments before each border."""
+    """Return the borders of the given path segments, and the total segment time before each border."""
     borders = np.stack([path.begin[segments], path.end[segments]], axis=1).ravel()
     return borders, np.cumsum(np.diff(borders, prepend=borders[0]) * (np.arange(len(borders)) % 2))
 
 
 def _overlap(spans: Int, borders: Int, before: Int) -> Int:
-    """Return the overlap of each span with the segments that `_path_time` describes. Row 0 has starts, row 1 ends."""
+    """Return how much each span overlaps with the segments from `_path_time`.
+
+    Row 0 of `spans` holds the start times, row 1 the end times.
+    """
     overlap: Int = np.diff(np.interp(spans, borders, before), axis=0)[0].astype(np.int64)
     return overlap
 

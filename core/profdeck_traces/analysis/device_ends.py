@@ -1,4 +1,4 @@
-"""Durations of steps that end on the device, because the host runs ahead of it."""
+"""Step durations measured to the end of device work, for jobs whose host runs ahead of the device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from profdeck_traces.analysis.model import StepSummary
 
 
 def ends_on_device(account: Account | None) -> bool:
-    """Return whether the account's steps end when their device work ends."""
+    """Return whether the account measures steps to the end of their device work."""
     return account is not None and account.border == DEVICE
 
 
 def until_device_ends(steps: Sequence[StepSummary], account: Account | None) -> list[StepSummary]:
-    """Return the steps with the account's durations if they end on the device. Otherwise, return them unchanged.
+    """If the account measures steps to the end of their device work, return the steps with these durations.
+
+    Otherwise, return them unchanged.
 
     Args:
         steps: The warm steps of the account's kind.
-        account: The account of the same rank.
+        account: The rank's account.
     """
     if account is None or not ends_on_device(account) or len(account.step_us) != len(steps):
         return [*steps]

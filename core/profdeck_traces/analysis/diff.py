@@ -50,7 +50,7 @@ _VIEWS = frozenset(
         "expand", "permute", "alias", "_unsafe_view", "narrow", "unbind", "split",
     )
 )  # fmt: skip
-"""Operators that read no data."""
+"""Operators that only create views."""
 _MIN_VIEWS_US = 20.0
 _MOST_OWNERS = 20
 _decode = msgspec.json.Decoder(RunSummary).decode
@@ -203,7 +203,7 @@ class _Times:
         return (time.count or 0) / self.recorded_steps if time else 0.0
 
     def mean_us(self, key: _Key) -> float:
-        """Return the mean time per step of the basis."""
+        """Return the mean time per step."""
         time = self.by_key.get(key)
         return time.total_us / self.steps if time else 0.0
 
@@ -507,7 +507,7 @@ def _mean(values: Iterable[Iterable[float]]) -> float:
 
 
 def _ends_on_device(pairs: Sequence[RankPair]) -> bool:
-    """Return whether steps are compared until their device work ends: the host runs ahead of it on any rank."""
+    """Return whether to measure steps to the end of their device work: if the host runs ahead on any rank."""
     accounts = [trace.account for pair in pairs for side in pair.sides for trace in side]
     return all(accounts) and any(map(ends_on_device, accounts))
 
@@ -649,11 +649,11 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
 
 
 def _machine_ratio(pairs: Sequence[RankPair], operators: Sequence[Change]) -> float | None:
-    """Return the time of operators that only create views, relative to the earlier run.
+    """Return the time spent in operators that only create views, as a ratio to the earlier run.
 
-    These operators read no data, so their time shows the speed of the machine. The result is ``None`` if they took less
-    than 20 us per step, or if steps end when their device work ends. With several captures on a side, it is also
-    ``None``, because their noise includes differences between runs.
+    These operators read no data, so their time depends only on the speed of the machine. Return ``None`` if they take
+    less than 20 us per step, if steps are measured to the end of their device work, or if a side has several captures.
+    In the last case, the noise already includes differences between runs.
     """
     if _ends_on_device(pairs) or any(len(side) > 1 for pair in pairs for side in pair.sides):
         return None

@@ -59,7 +59,7 @@ class Bursts:
 
 
 _MOST, _LARGEST_BY_SPEED = 0.5, 0.5
-"""Larger changes are not attributed to the speed of the machine."""
+"""Larger changes are never attributed to the speed of the machine."""
 
 
 @attrs.frozen(kw_only=True)
@@ -114,7 +114,7 @@ class Change:
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
     mean_before_us: float | None = None
-    """The mean per step, which includes bursts that the median hides. ``None`` for sums."""
+    """Mean per step. It includes bursts, which the median hides. ``None`` for sums."""
     mean_after_us: float | None = None
     bursts: Bursts | None = None
     """For steps, the number of bursts on each side. ``None`` if neither side has any."""
@@ -128,7 +128,7 @@ class Change:
 
     @property
     def mean_impact_us(self) -> float:
-        """Change in the mean step, or ``impact_us`` if the means are unknown."""
+        """Change in mean step time, or ``impact_us`` if the means are unknown."""
         if self.mean_before_us is None or self.mean_after_us is None:
             return self.impact_us
         return self.mean_after_us - self.mean_before_us
@@ -301,16 +301,16 @@ class RoleDiff:
     differ."""
 
     contributions: tuple[Contribution, ...] = ()
-    """Parts of the mean step on the host. Their changes add up to the change in the mean step. Empty if unknown, or
-    if steps end when their device work ends."""
+    """Parts of the mean step on the host. Their changes add up to the change in mean step time. Empty if unknown, or
+    if steps are measured to the end of their device work."""
     busy: tuple[str | None, str | None] = (None, None)
     """Why the machine was busy during the earlier and later captures. ``None`` if not busy, or if unknown."""
     lost_fractions: tuple[float, float] = (0.0, 0.0)
     """Largest fraction of a recording that was lost to contention, earlier and later. 0 if not busy, or if unknown."""
 
     machine_ratio: float | None = None
-    """Time of operators that only create views, relative to the earlier run. ``None`` if unknown, or if a side has
-    several captures."""
+    """Time spent in operators that only create views, as a ratio to the earlier run. ``None`` if unknown, or if a side
+    has several captures."""
 
     def describe_busy(self) -> str | None:
         """Return why the machine was busy, such as ``the machine was busy after (...)``, or ``None`` if it was not."""
@@ -365,11 +365,15 @@ class RoleDiff:
         return tuple(changes)
 
     def _is_due_to_machine(self, change: Change) -> bool:
-        """Return whether the speed or the load of the machine can explain a change."""
+        """Return whether machine speed or load can explain a change."""
         return change.is_significant and (self._is_due_to_contention(change) or self._is_due_to_speed(change))
 
     def _is_due_to_speed(self, change: Change) -> bool:
-        """Return whether a change of at most 50 % has no single cause, and views changed by at least half as much."""
+        """Return whether a change may come from the speed of the machine.
+
+        The change must be at most 50 % and must not have a single cause. The time spent in operators that only create
+        views must have changed by at least half as much.
+        """
         ratio = change.mean_ratio
         if self.machine_ratio is None or ratio is None or abs(ratio) > _LARGEST_BY_SPEED:
             return False
@@ -428,8 +432,8 @@ class RoleDiff:
         changes = [change for change in (*judged, *self._significant(fail_over, by)) if change.is_significant]
         if by is not Judge.DEVICE and any(map(self._is_due_to_speed, changes)):
             reasons.append(
-                f"operators that only create views take {self.machine_ratio:.2f} times as long too, so the machine may "
-                "have changed its speed; record several captures of both"
+                f"operators that only create views also take {self.machine_ratio:.2f} times as long, so the speed of "
+                "the machine may have changed; record several captures of each run"
             )
         if by is not Judge.DEVICE and (text := self.describe_busy()):
             is_cause = any(map(self._is_due_to_contention, changes))

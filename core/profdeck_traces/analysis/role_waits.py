@@ -43,7 +43,7 @@ _CLOCK_NOISE_NS = 100_000
 _CONTINUES_NS = 5_000_000
 """If a trainer is working this soon after its recording starts, it may have been working before."""
 _MAX_OVERLAP = 0.01
-"""Roles take turns if they work at the same time for at most this fraction of the work of either."""
+"""Two roles take turns if the time in which both are busy is at most this fraction of the busy time of either."""
 _MAX_NAMED = 3
 _MIN_NOTED = 0.01  # fraction of the account's time
 _NS_PER_US = 1000
@@ -126,8 +126,8 @@ class _Peer:
     def may_work_before_recording(self) -> bool:
         """True if the peer may already have been working when its recording started.
 
-        A server's first batch is a prefill, unless the server already has requests. A trainer may start to work at the
-        same time as its recording, so this property alone does not show that it worked before.
+        A server's first batch is a prefill, unless the server already has requests. For a trainer, this is only a
+        hint, because training can also begin as soon as the recording starts.
         """
         if not self.bursts:
             return False
@@ -486,7 +486,7 @@ class _TurnWaits(_Waits):
     """The time that a rank spends waiting for peers, all of whose work is inside its idle time."""
 
     def _may_extend(self, peer: _Peer, begin: int, end: int) -> bool:
-        """Return whether a peer that works during an idle period may have been working before the period."""
+        """Return whether a peer that is busy during an idle period may already have been busy before it began."""
         return (
             peer.recorded_from - self._noise_ns > begin
             and peer.may_work_before_recording
@@ -495,7 +495,7 @@ class _TurnWaits(_Waits):
         )
 
     def _takes_turns(self, peer: _Peer) -> bool:
-        """Return whether this rank and a peer both work while they are recorded, but never at the same time."""
+        """Return whether this rank and a peer are both busy in the recording, but never at the same time."""
         label = _facts(self._reading).role_and_replica
         same = [one for one in self._capture.peers if one.label == label]
         own = next((one for one in same if self._reading in one.readings), same[0])
@@ -521,7 +521,10 @@ class _TurnWaits(_Waits):
 
 
 def _work_of(peer: _Peer, begin: int, end: int) -> Spans:
-    """Return when a peer works between two times. Weight syncs are omitted, because both sides take part in them."""
+    """Return the intervals between two times in which a peer is busy.
+
+    Weight syncs are left out because both sides take part in them.
+    """
     spans = [
         (max(begin, activity.begin), min(end, activity.end))
         for burst in peer.bursts_in(begin, end)

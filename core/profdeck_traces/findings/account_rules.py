@@ -695,7 +695,7 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
         only = functions[0] if len(functions) == 1 else None
         text = f"The main thread is blocked {percent(blocked_us / step_us)} of {_each(account)} ({ms(blocked_us)}), "
         text += "spread over its operators and functions, while other threads of the process use the CPU"
-        text += f"; one of them stays{_where(only)} throughout" if only else ""
+        text += f"; a thread that stays{_where(only)} throughout may be one of them" if only else ""
         finding = draft(
             view,
             "gil-contention",

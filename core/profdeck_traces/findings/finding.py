@@ -246,12 +246,12 @@ _PART_OF = {
 
 _PART_OF_RANK = {
     "host-bound": ("straggler",),
-    # The other ranks wait for a rank with such a cause, which has its own cure.
+    # The other ranks are waiting for a rank with one of these problems, each of which has its own cure.
     "straggler": (
         "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
     ),
 }  # fmt: skip
-"""More specific causes for each cause, if both concern the same ranks."""
+"""For each cause, the more specific causes that replace it if both affect the same ranks."""
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:

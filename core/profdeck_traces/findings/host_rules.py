@@ -298,7 +298,7 @@ def _step_cure(view: RankView, slowest: StepSummary, part: _Part) -> str:
     if any(_is_loading(stage) and stage.name == part.stage for stage in view.stages):
         return "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
     if part.line is not None or part.stage is not None:
-        return "run this additional work less often, or divide it evenly among the steps"
+        return "do this extra work less often, or spread it evenly over the steps"
     return f"look at this step: `{view.show_step(slowest)}`"
 
 

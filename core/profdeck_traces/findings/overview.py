@@ -233,17 +233,17 @@ class Team:
         parts = [f"{side} {share:.0%}" for side, share in shares.items() if share >= _LEAST_SIDE]
         time = ms(sum(row.mean_us for row in self.account))
         ranks = len(self.rank_labels)
-        step = f"mean {self.unit} of {ranks} ranks {time} ms" if ranks > 1 else f"{time} ms per {self.unit}"
+        step = f"mean {self.unit} {time} ms over {ranks} ranks" if ranks > 1 else f"{time} ms per {self.unit}"
         return f"{step}; critical path: {', '.join(parts)}"
 
     def largest_owners(self, most: int, least_share: float) -> tuple[list[OwnerRow], list[OwnerRow]]:
-        """Return the rows of the account to show, and the remaining rows.
+        """Split the account into the rows to display and the rest.
 
-        Small rows of one function are summed, because together they can take as long as a large row.
+        Small rows of the same function are combined into one row, since together they can take as long as a large one.
 
         Args:
-            most: Maximum number of rows to show.
-            least_share: Minimum share of a row to show.
+            most: Maximum number of rows to display.
+            least_share: Minimum share of a displayed row.
         """
         parts: dict[OwnerRow, list[OwnerRow]] = {}
         of_function: dict[str, list[OwnerRow]] = {}

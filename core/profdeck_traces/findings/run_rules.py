@@ -162,9 +162,8 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
 
 
 def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
-    """A rank for which the others wait in collectives for over 1 % of the step, or without a device for over 5 %. If no
-    rank is a straggler, ranks that wait for each other for over 10 % of the step. Only waits on the critical path
-    count.
+    """A rank that the others wait for in collectives, for over 1 % of the step, or 5 % in jobs without a device. If
+    there is none, ranks that wait for each other for over 10 % of the step. Only waits on the critical path count.
 
     If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they take over four times
     as long as the waits for a CPU, or if one owner explains at least half of them in most steps. If there is no
@@ -182,7 +181,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | N
                 of_rank.get(group.straggler, 0.0) for number, of_rank in waits.items() if number != group.straggler
             ]
             slow = team[group.straggler]
-            least_share = 0.01 if slow.rank.devices else 0.05  # times of equal work vary more on a CPU
+            least_share = 0.01 if slow.rank.devices else 0.05  # on a CPU, the same work varies more
             if others and statistics.fmean(others) > least_share * step_us:
                 team.pop(group.straggler)
                 is_known = _is_consistent(slow, [*team.values()], statistics.fmean(others))

@@ -970,12 +970,12 @@ def test_number_of_bursts_is_tested_exactly() -> None:
 
 
 def gpu_run(directory: Path, *, launch_us: float, kernel_us: Sequence[float]) -> RunSummary:
-    """Write the trace of a job that launches kernels without waiting for them, and return its summary.
+    """Write the trace of a job that launches kernels without waiting for them. Return its summary.
 
     Args:
         directory: Directory for the trace.
         launch_us: Duration of each step on the host.
-        kernel_us: Duration of each step's kernels, on average.
+        kernel_us: Mean kernel duration in each step.
     """
     events = []
     done = 0.0
@@ -986,7 +986,7 @@ def gpu_run(directory: Path, *, launch_us: float, kernel_us: Sequence[float]) ->
             correlation, launched = {"correlation": 4 * step + number + 1}, begin + number * launch_us / 5
             events.append(("cuda_runtime", "cudaLaunchKernel", 1, launched, 5.0, correlation))
             start = max(done, launched + 10.0)
-            # The kernels of a step differ, and their order varies.
+            # The order of the kernels varies from step to step.
             done = start + duration_us * (0.4, 0.8, 1.2, 1.6)[(number + step) % 4]
             events.append(
                 (
@@ -1027,7 +1027,7 @@ def test_a_slower_host_that_runs_ahead_of_its_device_is_no_slowdown(tmp_path: Pa
 
 
 def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None:
-    """In most of the steps, the device is slower, so the medians of the kernels' times differ from each other."""
+    """The device is slower in most steps, so the median of each kernel grows by a different factor."""
     before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=[750.0 + step % 3 for step in range(16)])
     slower = [(750.0 + step % 3) * (1.0 if step % 4 == 0 else 1.7) for step in range(16)]
     after = gpu_run(tmp_path / "after", launch_us=1000, kernel_us=slower)
@@ -1040,7 +1040,7 @@ def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None
 
 
 def cpu_run(directory: Path, *, speed: float = 1.0, product: float = 1.0) -> RunSummary:
-    """Write the trace of a job on the CPU, and return its summary.
+    """Write the trace of a CPU job and return its summary.
 
     Args:
         directory: Directory for the trace.
@@ -1071,10 +1071,10 @@ def cpu_run(directory: Path, *, speed: float = 1.0, product: float = 1.0) -> Run
 def test_a_change_of_all_operators_may_be_the_speed_of_the_machine(tmp_path: Path, speed: float) -> None:
     role = role_diff(cpu_run(tmp_path / "before"), cpu_run(tmp_path / "after", speed=speed))
     assert role.verdict(0.05) == "inconclusive"
-    reason = f"operators that only create views take {speed:.2f} times as long too"
+    reason = f"operators that only create views also take {speed:.2f} times as long"
     assert reason in verdict_of(role)
     assert role.undecided(0.05) == (
-        f"{reason}, so the machine may have changed its speed; record several captures of both",
+        f"{reason}, so the speed of the machine may have changed; record several captures of each run",
     )
 
 

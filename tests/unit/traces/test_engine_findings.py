@@ -61,7 +61,7 @@ CASES = {
     "rejected-speculation": (decode(30, 10, **DRAFTS), decode(30, 10, details="_draft_12_rejected_2")),
     "no-requests": (TURNS, decode(60, 5, 1)),
     "kv-pressure": (
-        # The cache only becomes full after half of the recording.
+        # The cache doesn't fill up until halfway through the recording.
         [
             *[Batch(ms=10, sglang="c=0 g=8 g_toks=8 waiting=0 kv=70") for _ in range(25)],
             *[Batch(ms=10, sglang=QUEUED.format(97)) for _ in range(20)],

@@ -396,7 +396,7 @@ def test_a_server_with_requests_at_the_start_of_its_recording_may_have_worked_be
 def test_a_trainer_that_works_from_its_first_step_on_is_awaited_if_roles_take_turns(
     tmp_path: Path, takes_turns: bool
 ) -> None:
-    """The trainer's recording starts while the server is idle, and the trainer works from the start."""
+    """The server is idle when the recording of the trainer starts, and the trainer is busy right away."""
     run = tmp_path
     last = Batch(ms=10, decodes=4, pause_ms=200)
     write_server(run, [PREFILL, *decode(3, 10, 4), last, PREFILL, *decode(20, 10, 4)], 0)
