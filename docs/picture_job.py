@@ -32,7 +32,7 @@ def encode(text: str) -> list[int]:
 
 
 def collate(texts: list[str]) -> torch.Tensor:
-    """Return the tokens of a batch, with the shape (texts, `LENGTH`)."""
+    """Return the tokens of a batch, with shape (texts, `LENGTH`)."""
     return torch.tensor([encode(text) for text in texts])
 
 
@@ -46,7 +46,7 @@ class Model(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.head = nn.Linear(128, WORDS)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the next tokens, with the shape (texts, tokens, `WORDS`)."""
+        """Return the next-token logits, with shape (texts, tokens, `WORDS`)."""
         hidden = self.embedding(tokens)
         for layer in self.layers:
             hidden = layer(hidden)

@@ -138,7 +138,7 @@ def opal(job: TrainingJob) -> None:
 
 @RECIPES.control("even-ranks", tolerates="exposed-communication")
 def topaz(_: TrainingJob) -> None:
-    """Do the same work on both ranks. The job's collective doesn't overlap with computation, so it may be reported."""
+    """Do the same work on both ranks. A finding about the collective, which overlaps with nothing, is acceptable."""
 
 
 @RECIPES.control(
@@ -148,4 +148,4 @@ def topaz(_: TrainingJob) -> None:
     tolerates="profiler-overhead profiler exposed-communication oversubscription",
 )
 def zircon(_: TrainingJob) -> None:
-    """Do the same work on three ranks, recorded with stacks. This is too much for a machine with two cores."""
+    """Do the same work on three ranks, with stacks. Three ranks are too many for a machine with two cores."""

@@ -571,7 +571,7 @@ def _merge_into_callers(groups: dict[_Key, _Group], callers: Mapping[int, int], 
 
 
 def _path_time(path: Path, segments: Int) -> tuple[Int, Int]:
-    """Return the borders of the given path segments, and the total segment time before each border."""
+    """Return the start and end times of path segments, and the total segment time before each of these times."""
     borders = np.stack([path.begin[segments], path.end[segments]], axis=1).ravel()
     return borders, np.cumsum(np.diff(borders, prepend=borders[0]) * (np.arange(len(borders)) % 2))
 

@@ -1,4 +1,4 @@
-"""Step durations measured to the end of device work, for jobs whose host runs ahead of the device."""
+"""Step durations that include device work, for jobs whose host runs ahead of the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from profdeck_traces.analysis.model import StepSummary
 
 
 def ends_on_device(account: Account | None) -> bool:
-    """Return whether the account measures steps to the end of their device work."""
+    """Return whether a step in the account lasts until its device work is done."""
     return account is not None and account.border == DEVICE
 
 
 def until_device_ends(steps: Sequence[StepSummary], account: Account | None) -> list[StepSummary]:
-    """If the account measures steps to the end of their device work, return the steps with these durations.
+    """Set the duration of each step to the time until its device work is done.
 
-    Otherwise, return them unchanged.
+    If steps in the account end on the host, return them unchanged.
 
     Args:
         steps: The warm steps of the account's kind.

@@ -507,7 +507,7 @@ def _mean(values: Iterable[Iterable[float]]) -> float:
 
 
 def _ends_on_device(pairs: Sequence[RankPair]) -> bool:
-    """Return whether to measure steps to the end of their device work: if the host runs ahead on any rank."""
+    """Return whether a step lasts until its device work is done, because the host runs ahead on any rank."""
     accounts = [trace.account for pair in pairs for side in pair.sides for trace in side]
     return all(accounts) and any(map(ends_on_device, accounts))
 
@@ -649,7 +649,7 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
 
 
 def _machine_ratio(pairs: Sequence[RankPair], operators: Sequence[Change]) -> float | None:
-    """Return the time spent in operators that only create views, as a ratio to the earlier run.
+    """Return the time spent in operators that only create views, relative to the earlier run.
 
     These operators read no data, so their time depends only on the speed of the machine. Return ``None`` if they take
     less than 20 us per step, if steps are measured to the end of their device work, or if a side has several captures.

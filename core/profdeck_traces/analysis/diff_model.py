@@ -309,7 +309,7 @@ class RoleDiff:
     """Largest fraction of a recording that was lost to contention, earlier and later. 0 if not busy, or if unknown."""
 
     machine_ratio: float | None = None
-    """Time spent in operators that only create views, as a ratio to the earlier run. ``None`` if unknown, or if a side
+    """Time spent in operators that only create views, relative to the earlier run. ``None`` if unknown, or if a side
     has several captures."""
 
     def describe_busy(self) -> str | None:
@@ -369,7 +369,7 @@ class RoleDiff:
         return change.is_significant and (self._is_due_to_contention(change) or self._is_due_to_speed(change))
 
     def _is_due_to_speed(self, change: Change) -> bool:
-        """Return whether a change may come from the speed of the machine.
+        """Return whether a change could be due to a different speed of the machine.
 
         The change must be at most 50 % and must not have a single cause. The time spent in operators that only create
         views must have changed by at least half as much.

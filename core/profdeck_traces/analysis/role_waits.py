@@ -521,7 +521,7 @@ class _TurnWaits(_Waits):
 
 
 def _work_of(peer: _Peer, begin: int, end: int) -> Spans:
-    """Return the intervals between two times in which a peer is busy.
+    """Return the intervals during which a peer is busy, clipped to a time range.
 
     Weight syncs are left out because both sides take part in them.
     """

@@ -35,7 +35,7 @@ def parse_frame(name: str) -> tuple[str, int, str] | None:
 
 
 def is_user_frame(name: str) -> bool:
-    """Return whether a frame is a function outside torch, the standard library, site-packages and profdeck.
+    """Return whether a frame belongs to user code: not to torch, the standard library, site-packages or profdeck.
 
     Comprehensions are part of the function that contains them, as in Python 3.12 (PEP 709).
     """

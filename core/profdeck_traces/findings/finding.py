@@ -246,7 +246,7 @@ _PART_OF = {
 
 _PART_OF_RANK = {
     "host-bound": ("straggler",),
-    # The other ranks are waiting for a rank with one of these problems, each of which has its own cure.
+    # The other ranks are waiting for a rank that has one of these problems.
     "straggler": (
         "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",
     ),

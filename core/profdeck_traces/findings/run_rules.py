@@ -162,8 +162,8 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
 
 
 def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding | NotJudged]:
-    """A rank that the others wait for in collectives, for over 1 % of the step, or 5 % in jobs without a device. If
-    there is none, ranks that wait for each other for over 10 % of the step. Only waits on the critical path count.
+    """The other ranks wait for one rank in collectives for over 1 % of the step (without a device, over 5 %). If there
+    is no such rank, ranks that wait for each other for over 10 % of the step. Only waits on the critical path count.
 
     If the ranks also wait for a CPU, waits for a straggler in host collectives count only if they take over four times
     as long as the waits for a CPU, or if one owner explains at least half of them in most steps. If there is no

@@ -1027,7 +1027,7 @@ def test_a_slower_host_that_runs_ahead_of_its_device_is_no_slowdown(tmp_path: Pa
 
 
 def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None:
-    """The device is slower in most steps, so the median of each kernel grows by a different factor."""
+    """The device is slower in most steps, so each kernel's median duration increases by a different factor."""
     before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=[750.0 + step % 3 for step in range(16)])
     slower = [(750.0 + step % 3) * (1.0 if step % 4 == 0 else 1.7) for step in range(16)]
     after = gpu_run(tmp_path / "after", launch_us=1000, kernel_us=slower)
