@@ -8,12 +8,26 @@ import attrs
 
 from profdeck_traces.account.borders import DEVICE
 from profdeck_traces.account.model import Account
-from profdeck_traces.analysis.model import StepSummary
+from profdeck_traces.analysis.cold_steps import warm_steps
+from profdeck_traces.analysis.model import RankSummary, StepSummary
+from profdeck_traces.analysis.step_names import GLOBAL_STEP
+
+_MIN_STEPS = 3
+"""With fewer steps, the border rule depends on a single step."""
 
 
 def ends_on_device(account: Account | None) -> bool:
     """Return whether a step in the account lasts until its device work is done."""
     return account is not None and account.border == DEVICE
+
+
+def global_steps_end_on_device(rank: RankSummary) -> bool:
+    """Return whether global steps last until their device work is done, and the duration of each of them is known."""
+    account = rank.account
+    if account is None or account.basis != GLOBAL_STEP or not ends_on_device(account):
+        return False
+    steps = warm_steps([step for step in rank.steps if step.kind == GLOBAL_STEP])
+    return len(account.step_us) == len(steps) >= _MIN_STEPS
 
 
 def until_device_ends(steps: Sequence[StepSummary], account: Account | None) -> list[StepSummary]:

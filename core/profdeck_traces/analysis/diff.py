@@ -17,9 +17,18 @@ from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, n
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.contributions import bursts_of, contributions_of
 from profdeck_traces.analysis.detail_model import PerStep
-from profdeck_traces.analysis.device_ends import ends_on_device, until_device_ends
-from profdeck_traces.analysis.diff_model import CALLED_SAME, Basis, Change, Contribution, RankDiff, RoleDiff, RunDiff
-from profdeck_traces.analysis.formatting import ranges
+from profdeck_traces.analysis.device_ends import ends_on_device, global_steps_end_on_device, until_device_ends
+from profdeck_traces.analysis.diff_model import (
+    CALLED_SAME,
+    FEWEST_MEASUREMENTS,
+    Basis,
+    Change,
+    Contribution,
+    RankDiff,
+    RoleDiff,
+    RunDiff,
+)
+from profdeck_traces.analysis.formatting import ms, ranges
 from profdeck_traces.analysis.model import (
     CategorySummary,
     KernelSummary,
@@ -31,6 +40,7 @@ from profdeck_traces.analysis.model import (
 from profdeck_traces.analysis.rank_sum_test import LEVEL, rank_test
 from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.significance import THRESHOLD, Measured, TimeSample, change_of, pooled, sample_of
+from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.host_load import HostLoad
@@ -51,7 +61,7 @@ _VIEWS = frozenset(
     )
 )  # fmt: skip
 """Operators that only create views."""
-_MIN_VIEWS_US = 20.0
+_MIN_VIEWS_US = 50.0
 _MOST_OWNERS = 20
 _decode = msgspec.json.Decoder(RunSummary).decode
 
@@ -382,7 +392,7 @@ def _role(
             *(f"{path} could not be read" for path in unread[:1]),
         ),
         account=account_diff(pairs) if comparable else None,
-        recorded_differently=() if with_stacks is None else (with_stacks,),
+        recorded_differently=tuple(filter(None, (with_stacks, _incomparable_steps(pairs, iterations)))),
     )
 
 
@@ -507,9 +517,29 @@ def _mean(values: Iterable[Iterable[float]]) -> float:
 
 
 def _ends_on_device(pairs: Sequence[RankPair]) -> bool:
-    """Return whether a step lasts until its device work is done, because the host runs ahead on any rank."""
-    accounts = [trace.account for pair in pairs for side in pair.sides for trace in side]
-    return all(accounts) and any(map(ends_on_device, accounts))
+    """Return whether steps last until their device work is done, because the host runs ahead in all traces."""
+    return all(global_steps_end_on_device(trace) for pair in pairs for side in pair.sides for trace in side)
+
+
+def _incomparable_steps(pairs: Sequence[RankPair], iterations: Sequence[Change]) -> str | None:
+    """Return a reason if the host runs ahead in only some traces, and the device's steps changed differently.
+
+    The durations of single steps depend on the border rule. Their means do not, apart from the first and last steps.
+    """
+    accounts = [[trace.account for pair in pairs for trace in pair.sides[side] if trace.account] for side in (0, 1)]
+    known = [*accounts[0], *accounts[1]]
+    steps = [change for change in iterations if change.category == GLOBAL_STEP]
+    if len({ends_on_device(account) for account in known}) == 1 or len(steps) != 1 or not all(accounts):
+        return None
+    if any(account.basis != GLOBAL_STEP or account.steps < FEWEST_MEASUREMENTS for account in known):
+        return None
+    before_us, after_us = (statistics.fmean(account.time_us / account.steps for account in side) for side in accounts)
+    if abs(after_us / before_us - 1 - (steps[0].ratio or 0.0)) <= CALLED_SAME:
+        return None
+    return (
+        "the host runs ahead of the device in only some traces, so their step times cannot be compared (mean until the "
+        f"device is done: {ms(after_us)} ms, before {ms(before_us)} ms); synchronise in the last step of both runs"
+    )
 
 
 def _contributions(pairs: Sequence[RankPair], *, alike: bool) -> tuple[Contribution, ...]:
@@ -652,14 +682,14 @@ def _machine_ratio(pairs: Sequence[RankPair], operators: Sequence[Change]) -> fl
     """Return the time spent in operators that only create views, relative to the earlier run.
 
     These operators read no data, so their time depends only on the speed of the machine. Return ``None`` if they take
-    less than 20 us per step, if steps are measured to the end of their device work, or if a side has several captures.
-    In the last case, the noise already includes differences between runs.
+    less than 50 us per step, if there is a device, or if a side has several captures. In the last case, the noise
+    already includes differences between runs.
     """
-    if _ends_on_device(pairs) or any(len(side) > 1 for pair in pairs for side in pair.sides):
+    traces = [trace for pair in pairs for side in pair.sides for trace in side]
+    if len(traces) > 2 * len(pairs) or any(trace.devices or trace.launches for trace in traces):
         return None
     views = [of for of in operators if of.name in _VIEWS and of.calls_before == of.calls_after]
-    before_us = sum(of.mean_before_us or 0.0 for of in views)
-    after_us = sum(of.mean_after_us or 0.0 for of in views)
+    before_us, after_us = sum(of.before_us for of in views), sum(of.after_us for of in views)
     return after_us / before_us if before_us >= _MIN_VIEWS_US else None
 
 

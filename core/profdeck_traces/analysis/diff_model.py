@@ -58,7 +58,7 @@ class Bursts:
         return self.after / self.steps_after - self.before / self.steps_before
 
 
-_MOST, _LARGEST_BY_SPEED = 0.5, 0.5
+_MOST, _MUCH_MORE, _LARGEST_BY_SPEED = 0.5, 0.25, 0.5
 """Larger changes are never attributed to the speed of the machine."""
 
 
@@ -371,17 +371,28 @@ class RoleDiff:
     def _is_due_to_speed(self, change: Change) -> bool:
         """Return whether a change could be due to a different speed of the machine.
 
-        The change must be at most 50 % and must not have a single cause. The time spent in operators that only create
-        views must have changed by at least half as much.
+        The change must be at most 50 %. The same calls of operators must explain at least half of it, without an owner
+        that changed far more than the others. The time spent in operators that only create views must have changed by
+        at least half as much.
         """
         ratio = change.mean_ratio
         if self.machine_ratio is None or ratio is None or abs(ratio) > _LARGEST_BY_SPEED:
             return False
         if change.bursts is not None and change.bursts.p_value < LEVEL:
             return False
-        owners_us = [owner.delta_ns / 1000 for owner in self.account.owners if owner.name] if self.account else []
-        times_us = owners_us or [operator.mean_impact_us for operator in self.operators]
-        has_cause = max(map(abs, times_us), default=0.0) >= _MOST * abs(change.mean_impact_us)
+        change_us = change.mean_impact_us
+        same = [of for of in self.operators if of.calls_before == of.calls_after]
+        if sum(of.mean_impact_us for of in same) / change_us < _MOST:
+            return False
+        times_us = (
+            [(owner.before_ns / 1000, owner.delta_ns / 1000) for owner in self.account.owners] if self.account else []
+        )
+        times_us = times_us or [(of.mean_before_us or 0.0, of.mean_impact_us) for of in self.operators]
+        step_us = change.mean_before_us or change.before_us
+        has_cause = any(
+            delta_us / change_us >= _MOST and delta_us / change_us - before_us / step_us >= _MUCH_MORE
+            for before_us, delta_us in times_us
+        )
         return not has_cause and (self.machine_ratio - 1) / ratio >= _MOST
 
     def _is_due_to_contention(self, change: Change) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from profdeck_traces.account.model import NAMELESS
@@ -25,7 +26,7 @@ _MOST_PARTS = 3
 _SLOWER = 1.1
 """A common slowdown of all kernels is reported from this factor on."""
 _ALIKE = 0.75
-"""Minimum share of kernel time in kernels whose slowdown is 0.5 to 1.5 times the common slowdown."""
+"""Minimum share of kernel time in kernels whose slowdown is 0.5 to 1.5 times the median slowdown."""
 _LEAST_MEAN_RATIO = 0.02
 """Means are shown if their relative change differs from that of the medians by at least this much."""
 
@@ -128,7 +129,7 @@ def _why(role: RoleDiff, main: Change) -> str:
         names += owners
     slowdown = _slower_kernels(role, total_us) if source is role and not owners else None
     if slowdown is not None:
-        of_stages, names, remainder = [], [slowdown], _remainder
+        of_stages, names, remainder = [], [slowdown], _other_changes
     elif not names and any(label not in _UNNAMED for label, _ in largest):
         return _largest_owners(largest, step_us)
     if not owners and slowdown is None:
@@ -179,22 +180,31 @@ def _other_names(  # noqa: PLR0913
 
 
 def _slower_kernels(role: RoleDiff, total_us: float) -> tuple[str, float] | None:
-    """Return a phrase and the change in time if kernels explain the change and most slowed down by a similar factor."""
+    """Return a phrase and the change in time if most kernels slowed down by a similar factor.
+
+    They must explain most of the total change. A factor is similar if it is close to the median, weighted by time.
+    """
     times = [
         (of.mean_before_us, of.mean_after_us)
         for of in role.kernels
         if of.mean_before_us and of.mean_after_us and of.calls_before == of.calls_after
     ]
-    before_us, after_us = (sum(side) for side in zip(*times, strict=True)) if times else (0.0, 0.0)
-    if len(times) < _MOST_PARTS or not _is_most(after_us - before_us, total_us):
+    if len(times) < _MOST_PARTS:
         return None
-    factor = after_us / before_us
-    tolerance = (factor - 1) / 2
-    alike_us = sum(after for before, after in times if abs(after / before - factor) <= tolerance)
-    if factor < _SLOWER or alike_us < _ALIKE * after_us:
+    times.sort(key=lambda sides: sides[1] / sides[0])
+    after_us = sum(after for _, after in times)
+    passed = itertools.accumulate(after for _, after in times)
+    before, after = next(sides for sides, until_us in zip(times, passed, strict=True) if 2 * until_us >= after_us)
+    median = after / before
+    alike = [(before, after) for before, after in times if abs(after / before - median) <= (median - 1) / 2]
+    if not alike or sum(after for _, after in alike) < _ALIKE * after_us:
         return None
-    text = f"all kernels {factor:.2f} times as long, as with lower clocks or larger inputs,"
-    return text, after_us - before_us
+    change_us = sum(after - before for before, after in alike)
+    factor = sum(after for _, after in alike) / sum(before for before, _ in alike)
+    if factor < _SLOWER or not _is_most(change_us, total_us):
+        return None
+    which = "all" if len(alike) == len(role.kernels) else "most"
+    return f"{which} kernels {factor:.2f} times as long, as with lower clocks or larger inputs,", change_us
 
 
 def _main_owner(owners: Sequence[tuple[str, float]], total_us: float) -> tuple[str, float] | None:
@@ -271,6 +281,10 @@ def _listed(names: Sequence[tuple[str, float]]) -> str:
 
 def _other_owners(rest_us: float, total_us: float) -> str:
     return f"; other owners: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
+
+
+def _other_changes(rest_us: float, total_us: float) -> str:
+    return f"; other changes: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
 
 
 def _remainder(rest_us: float, total_us: float) -> str:

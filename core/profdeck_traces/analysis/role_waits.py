@@ -495,12 +495,11 @@ class _TurnWaits(_Waits):
         )
 
     def _takes_turns(self, peer: _Peer) -> bool:
-        """Return whether this rank and a peer are both busy in the recording, but never at the same time."""
-        label = _facts(self._reading).role_and_replica
-        same = [one for one in self._capture.peers if one.label == label]
-        own = next((one for one in same if self._reading in one.readings), same[0])
-        begin, end = max(own.recorded_from, peer.recorded_from), min(own.recorded_until, peer.recorded_until)
-        works = [_work_of(one, begin, end) for one in (own, peer)]
+        """Return whether this role and a peer are both busy in the recording, but never at the same time."""
+        own = [one for one in self._capture.peers if one.role == _facts(self._reading).role]
+        begin = max(one.recorded_from for one in (peer, *own))
+        end = min(one.recorded_until for one in (peer, *own))
+        works = [_work_of(peers, begin, end) for peers in (own, [peer])]
         shorter = min(map(total, works))
         return shorter > self._noise_ns and total(intersection(*works)) <= self._noise_ns + _MAX_OVERLAP * shorter
 
@@ -520,16 +519,17 @@ class _TurnWaits(_Waits):
         self._add(list(_backward(active, begin, end)), ends[-1] - ends[-2] if len(ends) > 1 else None)
 
 
-def _work_of(peer: _Peer, begin: int, end: int) -> Spans:
-    """Return the intervals during which a peer is busy, clipped to a time range.
+def _work_of(peers: Sequence[_Peer], begin: int, end: int) -> Spans:
+    """Return the intervals during which any of the peers is busy, clipped to a time range.
 
-    Weight syncs are left out because both sides take part in them.
+    Weight syncs of servers are left out because trainers take part in them.
     """
     spans = [
         (max(begin, activity.begin), min(end, activity.end))
+        for peer in peers
         for burst in peer.bursts_in(begin, end)
         for activity in burst
-        if not is_weight_sync(activity.awaited)
+        if not (peer.is_server and is_weight_sync(activity.awaited))
     ]
     spans = [span for span in spans if span[0] < span[1]]
     return union(*np.array(spans, np.int64).reshape(-1, 2).T)

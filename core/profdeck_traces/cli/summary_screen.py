@@ -21,6 +21,7 @@ from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, fitted, side_by_side, wrapped
 from profdeck_traces.findings.finding import is_note
 from profdeck_traces.findings.overview import (
+    MIN_OWNER_SHARE,
     OUTSIDE_STAGES,
     Team,
     WorkRow,
@@ -45,7 +46,7 @@ _TIMES, _LEAST_TIME = 5, 0.01
 _FEWEST_ROWS, _USUAL_ROWS = 2, 10
 _GAP = 2
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
-_OWNERS, _FEWEST_OWNERS, _FEWEST_OWNERS_OF_ROLE, _LEAST_OWNER = 8, 3, 2, 0.01
+_OWNERS, _FEWEST_OWNERS, _FEWEST_OWNERS_OF_ROLE = 8, 3, 2
 _ACCOUNT = 1
 """Priority of the account tables."""
 _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
@@ -185,7 +186,7 @@ def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
 
 def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> list[Text]:  # noqa: FBT001
     """Format the owners of time on the critical path. Their shares add up to 100 %."""
-    shown, rest = team.largest_owners(limit, _LEAST_OWNER)
+    shown, rest = team.largest_owners(limit, MIN_OWNER_SHARE)
     if not shown:
         return []
     # Show the gain column only if there are gains.
@@ -204,7 +205,7 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     place = location_heading([row.origin for row in shown])
     heading = _heading(team, OWNER, named)
     lines = aligned((*front, heading, place), rows, width, left=(heading,))
-    texts = [team.gain_text, *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
+    texts = [team.gain_text(shown), *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
     if team.longest is not None:
         longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
         texts.insert(1, f"The longest step is on {team.longest.label}: {longest} ms. Mean of the ranks: {mean} ms.")

@@ -154,8 +154,11 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
     queued = [(iteration, count) for iteration, count in waiting if count]
     if not queued:
         return
-    mean = statistics.fmean(count for _, count in waiting)
-    running = statistics.fmean(_running(iteration) for iteration, _ in waiting)
+    periods_us = [iteration.period_us for iteration, _ in waiting]
+    if not any(iteration.period_us for iteration, _ in queued):
+        return
+    mean = statistics.fmean((count for _, count in waiting), periods_us)
+    running = statistics.fmean((_running(iteration) for iteration, _ in waiting), periods_us)
     # Little's law: the mean numbers of waiting and running requests are proportional to the mean waiting and run times.
     share = mean / (mean + running)
     if share <= _MIN_WAITING:
@@ -191,13 +194,19 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
         )
         return
     if most and 2 * sum(_running(iteration) == most for iteration, _ in queued) > len(queued):
+        is_limit = limits is not None and most >= min(limits)
+        reason = (
+            f"because the batch is at its limit of {plural(most, 'request')}"
+            if is_limit
+            else f"while at most {plural(most, 'request')} run{'s' if most == 1 else ''} at a time"
+        )
         yield server.find(
             REQUEST_QUEUE,
-            f"{text}, because the batch is at its limit of {plural(most, 'request')}",
+            f"{text}, {reason}",
             "raise the engine's limit on running requests, or add servers",
             at=worst,
             time_us=time_us,
-            confidence="high",
+            confidence="high" if is_limit else "medium",
         )
 
 

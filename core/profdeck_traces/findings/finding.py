@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 import attrs
 
 from profdeck_traces.analysis.capture_matching import stage_of
-from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import strangers
 from profdeck_traces.analysis.run_model import CauseState, Finding, Place
 from profdeck_traces.attribution.frames import parse_frame
@@ -72,7 +72,8 @@ def with_findings(run: RunSummary) -> RunSummary:
     captures: dict[str | None, dict[str, set[str | None]]] = {}
     for view in everyone:
         captures.setdefault(view.rank.role, {}).setdefault(view.label, set()).add(view.rank.capture)
-    found = [_combined(team, captures[team[0].role], noun) for team in teams.values()]
+    of_label = {view.label: view.rank for view in everyone}
+    found = [_combined(team, captures[team[0].role], noun, of_label) for team in teams.values()]
     found.sort(
         key=lambda finding: (
             is_note(finding),
@@ -167,13 +168,16 @@ def _id(finding: Finding) -> str:
     return f"{finding.rule}-{digest}"
 
 
-def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str) -> Finding:
+def _combined(
+    team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str, of_label: Mapping[str, RankSummary]
+) -> Finding:
     """Merge the findings from several ranks and captures into one, with the numbers of the worst.
 
     Args:
         team: Findings with the same cause and location.
         captures: Captures of each rank in the role, by rank label.
         noun: "ranks" or "traces".
+        of_label: Rank with each label.
     """
     ranks = len(captures)
     in_order = sorted(team, key=lambda draft: (-(draft.share or 0.0), -(draft.gain_us or 0.0), draft.label))
@@ -189,6 +193,11 @@ def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], 
         parts.append(f"capture {worst.capture}")
     where = f" ({', '.join(parts)})" if parts else ""
     time_us = worst.gain_us if worst.time_us is None else worst.time_us
+    replica = rank = None
+    if len(of_many) == 1:
+        only = of_label.get(worst.label) if ranks > 1 and not worst.of_all else None
+        replica = only.replica if only is not None and worst.replica is None else worst.replica
+        rank = only.rank if only is not None and worst.rank is None else worst.rank
     return Finding(
         rule=worst.rule,
         text=f"{worst.text}{where}.",
@@ -199,7 +208,7 @@ def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], 
         evidence=worst.evidence,
         time_us=_at_most(time_us, worst.step_us),
         step_us=worst.step_us or None,
-        where=_place(worst if len(of_many) == 1 else attrs.evolve(worst, replica=None, rank=None)),
+        where=_place(attrs.evolve(worst, replica=replica, rank=rank)),
         confidence=worst.confidence,
         check=worst.check,
     )

@@ -34,6 +34,9 @@ from profdeck_traces.inputs.facts import ENGINE_ITERATION
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 _PROFILER = OwnerKind.PROFILER.label
+_COMBINED = frozenset(kind.label for kind in (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL))
+MIN_OWNER_SHARE = 0.01
+"""Owners with a smaller share of the step are combined or omitted in tables."""
 _MAX_LISTED = 4
 
 _LEAST_SIDE = 0.005
@@ -239,7 +242,8 @@ class Team:
     def largest_owners(self, most: int, least_share: float) -> tuple[list[OwnerRow], list[OwnerRow]]:
         """Split the account into the rows to display and the rest.
 
-        Small rows of the same function are combined into one row, since together they can take as long as a large one.
+        Small operators, Python functions and runtime calls of the same user function are combined into one row, since
+        together they can take as long as a large one.
 
         Args:
             most: Maximum number of rows to display.
@@ -251,7 +255,7 @@ class Team:
             if row.share >= least_share:
                 if row.name or row.kind in NAMELESS:
                     parts[row] = [row]
-            elif row.origin and parse_frame(row.origin):
+            elif row.kind in _COMBINED and row.origin and parse_frame(row.origin):
                 of_function.setdefault(row.origin, []).append(row)
         for rows in of_function.values():
             if len(rows) > 1 and sum(row.share for row in rows) >= least_share:
@@ -260,12 +264,11 @@ class Team:
         represented = {part for row in shown for part in parts[row]}
         return shown, [row for row in self.account if row not in represented]
 
-    @property
-    def gain_text(self) -> str:
-        """Meaning of the gains, and the next limit without the step's largest owner. Empty if there are no gains."""
-        if all(row.gain_us is None for row in self.account):
+    def gain_text(self, rows: Sequence[OwnerRow]) -> str:
+        """Explain the gains in a table, and name the next limit without its first row. Empty if there are no gains."""
+        if all(row.gain_us is None for row in rows):
             return ""
-        kind = self.account[0].next_limit
+        kind = rows[0].next_limit
         limit = f" Without the first row, the next limit is {OwnerKind.from_label(kind).with_side}." if kind else ""
         return f"gain: time that the {self.unit} would save without that row; blank if unknown.{limit}"
 
@@ -301,7 +304,7 @@ def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
     if (finding := _cause(run)) is not None:
         return finding.text
     team = max((team for team in teams if team.account), key=lambda team: team.step_us, default=None)
-    owners = [row for row in team.account if row.name or row.kind in NAMELESS] if team else []
+    owners = team.largest_owners(len(team.account), MIN_OWNER_SHARE)[0] if team else []
     owner = next((row for row in owners if row.kind != _PROFILER), None)
     if team is None or owner is None:
         return "No cause stands out."

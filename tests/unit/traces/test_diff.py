@@ -969,47 +969,52 @@ def test_number_of_bursts_is_tested_exactly() -> None:
 # Steps on the device.
 
 
-def gpu_run(directory: Path, *, launch_us: float, kernel_us: Sequence[float]) -> RunSummary:
+def gpu_run(
+    directory: Path,
+    *,
+    launch_us: float,
+    kernel_us: Sequence[float],
+    syncs: Sequence[int] = (),
+    factors: Sequence[float] = (0.4, 0.8, 1.2, 1.6),
+) -> RunSummary:
     """Write the trace of a job that launches kernels without waiting for them. Return its summary.
 
     Args:
         directory: Directory for the trace.
         launch_us: Duration of each step on the host.
         kernel_us: Mean kernel duration in each step.
+        syncs: Steps at the end of which the host waits for the device.
+        factors: Duration of each kernel, relative to the mean.
     """
     events = []
-    done = 0.0
+    begin = done = 0.0
     for step, duration_us in enumerate(kernel_us):
-        begin = step * launch_us
-        events.append(("user_annotation", f"ProfilerStep#{step}", 1, begin, launch_us, {}))
         for number in range(4):
             correlation, launched = {"correlation": 4 * step + number + 1}, begin + number * launch_us / 5
             events.append(("cuda_runtime", "cudaLaunchKernel", 1, launched, 5.0, correlation))
             start = max(done, launched + 10.0)
             # The order of the kernels varies from step to step.
-            done = start + duration_us * (0.4, 0.8, 1.2, 1.6)[(number + step) % 4]
-            events.append(
-                (
-                    "kernel",
-                    f"gemm_{(number + step) % 4}",
-                    7,
-                    start,
-                    done - start,
-                    correlation | {"device": 0, "stream": 7},
-                )
-            )
+            name, done = f"gemm_{(number + step) % 4}", start + duration_us * factors[(number + step) % 4]
+            on_device = correlation | {"device": 0, "stream": 7}
+            events.append(("kernel", name, 7, start, done - start, on_device))
+        end = begin + launch_us
+        if step in syncs:
+            events.append(("cuda_runtime", "cudaDeviceSynchronize", 1, end, max(10.0, done - end), {}))
+            end = max(end + 10.0, done)
+        events.append(("user_annotation", f"ProfilerStep#{step}", 1, begin, end - begin, {}))
+        begin = end
     document = [
         {
             "ph": "X",
-            "cat": category,
+            "cat": kind,
             "name": name,
-            "pid": 0 if category == "kernel" else 1,
-            "tid": thread,
-            "ts": start,
-            "dur": duration,
-            "args": about,
+            "pid": int(kind != "kernel"),
+            "tid": tid,
+            "ts": ts,
+            "dur": dur,
+            "args": args,
         }
-        for category, name, thread, start, duration, about in events
+        for kind, name, tid, ts, dur, args in events
     ]
     directory.mkdir()
     (directory / "a.trace.json").write_text(json.dumps({"traceEvents": document}))
@@ -1026,6 +1031,32 @@ def test_a_slower_host_that_runs_ahead_of_its_device_is_no_slowdown(tmp_path: Pa
     assert (step.before_us, step.after_us) == (pytest.approx(3000, rel=0.01), pytest.approx(3000, rel=0.01))
 
 
+def test_the_step_in_which_the_host_waits_makes_no_difference(tmp_path: Path) -> None:
+    """Depending on this step, the host runs ahead at the end of the recording, or not."""
+    steps = [750.0 + step % 3 for step in range(36)]
+    before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=steps, syncs=(11, 23, 35))
+    after = gpu_run(tmp_path / "after", launch_us=1000, kernel_us=steps, syncs=(5, 17, 29))
+    assert role_diff(before, after).verdict(0.05) == "same"
+    assert role_diff(after, before).verdict(0.05) == "same"
+
+
+def test_steps_are_incomparable_if_the_host_runs_ahead_in_one_run_and_the_device_is_slower(tmp_path: Path) -> None:
+    steps = [750.0 + step % 3 for step in range(12)]
+    before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=steps)
+    after = gpu_run(tmp_path / "after", launch_us=1000, kernel_us=[1.3 * step for step in steps], syncs=(11,))
+    role = role_diff(before, after)
+    assert role.verdict(0.05) == "inconclusive"
+    assert "the host runs ahead of the device in only some traces" in verdict_of(role)
+    assert "mean until the device is done: 3.906 ms, before 3.005 ms" in verdict_of(role)
+
+
+def test_kernels_that_did_not_become_slower_are_not_counted(tmp_path: Path) -> None:
+    steps = [750.0 + step % 3 for step in range(12)]
+    before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=steps)
+    after = gpu_run(tmp_path / "after", launch_us=1000, kernel_us=steps, factors=(0.4, 1.2, 1.8, 2.4))
+    assert "most of it: most kernels 1.50 times as long" in verdict_of(role_diff(before, after))
+
+
 def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None:
     """The device is slower in most steps, so each kernel's median duration increases by a different factor."""
     before = gpu_run(tmp_path / "before", launch_us=1000, kernel_us=[750.0 + step % 3 for step in range(16)])
@@ -1039,23 +1070,25 @@ def test_kernels_that_all_became_slower_explain_a_change(tmp_path: Path) -> None
 # The speed of the machine.
 
 
-def cpu_run(directory: Path, *, speed: float = 1.0, product: float = 1.0) -> RunSummary:
+def cpu_run(
+    directory: Path, *, speed: float = 1.0, product: float = 1.0, new_us: float = 0.0, longest_view: float = 1.0
+) -> RunSummary:
     """Write the trace of a CPU job and return its summary.
 
     Args:
         directory: Directory for the trace.
         speed: Factor for the duration of all operators.
         product: Additional factor for the duration of matrix products.
+        new_us: Duration of each of four additional operators; 0 for none.
+        longest_view: Additional factor for the duration of one view.
     """
+    usual = [("aten::mm", 200.0 * product), *((f"aten::op{number}", 150.0) for number in range(4))]
+    new = [(f"aten::new{number}", new_us) for number in range(4 if new_us else 0)]
     events, now = [], 0.0
     for step in range(12):
         begin = now
-        for name, duration_us in [
-            ("aten::mm", 200.0 * product),
-            *[(f"aten::op{i}", 150.0) for i in range(4)],
-            ("aten::t", 15.0),
-            ("aten::view", 15.0),
-        ]:
+        view_us = 30.0 * (longest_view if step == 7 else 1.0)
+        for name, duration_us in [*usual, *new, ("aten::t", 30.0), ("aten::view", view_us)]:
             # No two steps are equal.
             duration = duration_us * speed * (1 + 0.001 * (step % 5))
             events.append({"cat": "cpu_op", "name": name, "ts": now, "dur": duration})
@@ -1078,9 +1111,17 @@ def test_a_change_of_all_operators_may_be_the_speed_of_the_machine(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize(("speed", "product"), [(1.0, 2.0), (1.1, 3.0), (1.7, 1.0)])
-def test_a_change_with_a_single_cause_or_a_large_change_is_not_the_speed_of_the_machine(
-    tmp_path: Path, speed: float, product: float
-) -> None:
-    role = role_diff(cpu_run(tmp_path / "before"), cpu_run(tmp_path / "after", speed=speed, product=product))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"product": 2.0},
+        {"product": 3.0, "speed": 1.1},
+        {"speed": 1.7},
+        {"new_us": 80.0, "speed": 1.05},
+        {"product": 1.4, "longest_view": 12.0},
+    ],
+    ids=["one operator", "mostly one operator", "large", "new operators", "one slow view"],
+)
+def test_a_change_with_another_cause_is_not_the_speed_of_the_machine(tmp_path: Path, changes: dict[str, float]) -> None:
+    role = role_diff(cpu_run(tmp_path / "before"), cpu_run(tmp_path / "after", **changes))
     assert role.verdict(0.05) == "slower"

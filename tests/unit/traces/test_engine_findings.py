@@ -137,6 +137,17 @@ def test_queue_below_the_limit_waits_for_the_kv_cache(tmp_path: Path, limit: int
     assert {finding.rule for finding in summary.findings} & {"request-queue", "kv-pressure"} == {rule}
 
 
+@pytest.mark.parametrize(("queued_ms", "other_ms", "is_found"), [(1, 200, False), (300, 1, True)])
+def test_iterations_with_a_queue_count_by_their_duration(
+    tmp_path: Path, queued_ms: float, other_ms: float, is_found: bool
+) -> None:
+    queued = Batch(ms=queued_ms, sglang="c=0 g=8 g_toks=8 waiting=8 kv=97")
+    other = Batch(ms=other_ms, sglang="c=0 g=8 g_toks=8 waiting=0 kv=40")
+    numbers = (10, 190) if is_found else (90, 30)
+    summary = one_server(tmp_path, [*[queued] * numbers[0], *[other] * numbers[1]])
+    assert ("kv-pressure" in {finding.rule for finding in summary.findings}) is is_found
+
+
 def test_delay_that_also_happens_without_a_prefill_is_no_prefill(tmp_path: Path) -> None:
     late = [Batch(ms=900, decodes=5) for _ in range(6)]
     prefill = Batch(ms=800, decodes=5, prefills=1, tokens=24)

@@ -178,6 +178,8 @@ def test_small_owners_of_a_function_share_a_row(tmp_path: Path) -> None:
     assert (title, time_us) == (f"{listed} small owners", pytest.approx(3.0 * listed))
     assert sum(row.mean_us for row in [*shown, *others]) == pytest.approx(1000.0)
     assert not {row.origin for row in others} & sums.keys()
+    assert shown[0].name is None
+    assert "next limit" not in team.gain_text(shown)  # it is known only for single owners
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(0.663, "+66.3%"), (-1.0, "-100.0%"), (9.99, "+999.0%"), (204.13, "x205")])

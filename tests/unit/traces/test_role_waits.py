@@ -392,16 +392,19 @@ def test_a_server_with_requests_at_the_start_of_its_recording_may_have_worked_be
         assert "outside the idle period" in reason
 
 
-@pytest.mark.parametrize("takes_turns", [True, False])
+@pytest.mark.parametrize("takes_turns", [True, False, None], ids=["turns", "async trainer", "async server"])
 def test_a_trainer_that_works_from_its_first_step_on_is_awaited_if_roles_take_turns(
-    tmp_path: Path, takes_turns: bool
+    tmp_path: Path, takes_turns: bool | None
 ) -> None:
     """The server is idle when the recording of the trainer starts, and the trainer is busy right away."""
     run = tmp_path
     last = Batch(ms=10, decodes=4, pause_ms=200)
     write_server(run, [PREFILL, *decode(3, 10, 4), last, PREFILL, *decode(20, 10, 4)], 0)
     more = ("actor_update", 300.0, True), ("generate_sequences", 200.0, False)
-    stages = (("actor_update", 100.0, True), ("generate_sequences", 200.0, False), *(() if takes_turns else more))
+    stages = ("actor_update", 100.0, True), ("generate_sequences", 200.0, False)
+    stages = (*stages, *(more if takes_turns is False else ()))
+    if takes_turns is None:
+        write_server(run, [PREFILL, *decode(60, 10, 4)], 1)
     write_trainer(run, stages, first_ns=FIRST_NS + 100_000_000)
     found = account(summary_of(run), "rollout", 0)
     if takes_turns:
