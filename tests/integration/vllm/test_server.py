@@ -64,8 +64,9 @@ class TestServer(ServerContract):
         wait_for_start(process, server)
         process.send_signal(signal.SIGINT)
         out, err = wait_for_command(process, server)
-        assert process.returncode == 1, err
-        assert "of 1000000 iterations ran before the stop." in out
+        # The ranks can be armed before the command receives the reply. Until then, the signal cancels the command.
+        assert process.returncode in {1, 130}, err
+        assert "of 1000000 iterations ran before the stop." in out + err
         assert status(server)["state"] == "ended"
 
     def test_next_capture_starts_after_a_killed_command(self, server: Any) -> None:
