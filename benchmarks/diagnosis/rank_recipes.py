@@ -138,7 +138,7 @@ def opal(job: TrainingJob) -> None:
 
 @RECIPES.control("even-ranks", tolerates="exposed-communication")
 def topaz(_: TrainingJob) -> None:
-    """Do the same work on both ranks. A finding about the collective, which overlaps with nothing, is acceptable."""
+    """Do the same work on both ranks. The collective isn't overlapped, so a finding about it is allowed."""
 
 
 @RECIPES.control(
@@ -148,4 +148,4 @@ def topaz(_: TrainingJob) -> None:
     tolerates="profiler-overhead profiler exposed-communication oversubscription",
 )
 def zircon(_: TrainingJob) -> None:
-    """Do the same work on three ranks, with stacks. Three ranks are too many for a machine with two cores."""
+    """Do the same work on three ranks and record stacks. A machine with two cores is overloaded."""

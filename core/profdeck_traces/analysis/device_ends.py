@@ -17,12 +17,12 @@ _MIN_STEPS = 3
 
 
 def ends_on_device(account: Account | None) -> bool:
-    """Return whether a step in the account lasts until its device work is done."""
+    """Return whether the steps in an account last until their device work is done."""
     return account is not None and account.border == DEVICE
 
 
 def global_steps_end_on_device(rank: RankSummary) -> bool:
-    """Return whether global steps last until their device work is done, and the duration of each of them is known."""
+    """Return whether all global steps have a known duration that lasts until their device work is done."""
     account = rank.account
     if account is None or account.basis != GLOBAL_STEP or not ends_on_device(account):
         return False

@@ -517,12 +517,12 @@ def _mean(values: Iterable[Iterable[float]]) -> float:
 
 
 def _ends_on_device(pairs: Sequence[RankPair]) -> bool:
-    """Return whether steps last until their device work is done, because the host runs ahead in all traces."""
+    """Return whether the host runs ahead in all traces, so that steps last until their device work is done."""
     return all(global_steps_end_on_device(trace) for pair in pairs for side in pair.sides for trace in side)
 
 
 def _incomparable_steps(pairs: Sequence[RankPair], iterations: Sequence[Change]) -> str | None:
-    """Return a reason if the host runs ahead in only some traces, and the device's steps changed differently.
+    """Return why step times can't be compared: the host runs ahead in only some traces, and that hides a change.
 
     The durations of single steps depend on the border rule. Their means do not, apart from the first and last steps.
     """

@@ -369,7 +369,7 @@ class RoleDiff:
         return change.is_significant and (self._is_due_to_contention(change) or self._is_due_to_speed(change))
 
     def _is_due_to_speed(self, change: Change) -> bool:
-        """Return whether a change could be due to a different speed of the machine.
+        """Return whether a change could be due to a difference in machine speed.
 
         The change must be at most 50 %. The same calls of operators must explain at least half of it, without an owner
         that changed far more than the others. The time spent in operators that only create views must have changed by

@@ -180,7 +180,7 @@ def _other_names(  # noqa: PLR0913
 
 
 def _slower_kernels(role: RoleDiff, total_us: float) -> tuple[str, float] | None:
-    """Return a phrase and the change in time if most kernels slowed down by a similar factor.
+    """Describe a similar slowdown of most kernels, and return the change in time. Return None if there is none.
 
     They must explain most of the total change. A factor is similar if it is close to the median, weighted by time.
     """

@@ -140,7 +140,7 @@ def _tails_of(iterations: Sequence[EngineIteration], limit: float) -> list[list[
 
 
 def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
-    """Report requests that wait for over 10 % of their time because the batch or the KV cache is full."""
+    """Report requests that spend over 10 % of their time waiting because the batch or the KV cache is full."""
     waiting = [
         (iteration, iteration.step.details.waiting_requests)
         for iteration in server.iterations

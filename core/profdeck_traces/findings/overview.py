@@ -265,7 +265,10 @@ class Team:
         return shown, [row for row in self.account if row not in represented]
 
     def gain_text(self, rows: Sequence[OwnerRow]) -> str:
-        """Explain the gains in a table, and name the next limit without its first row. Empty if there are no gains."""
+        """Return a caption that explains the gains in a table, and what would limit the step without the first row.
+
+        The caption is empty if the table has no gains.
+        """
         if all(row.gain_us is None for row in rows):
             return ""
         kind = rows[0].next_limit

@@ -64,7 +64,7 @@ class TestServer(ServerContract):
         wait_for_start(process, server)
         process.send_signal(signal.SIGINT)
         out, err = wait_for_command(process, server)
-        # The ranks can be armed before the command receives the reply. Until then, the signal cancels the command.
+        # The ranks may be armed before the command receives their reply. Until it does, the signal cancels the command.
         assert process.returncode in {1, 130}, err
         assert "of 1000000 iterations ran before the stop." in out + err
         assert status(server)["state"] == "ended"
