@@ -108,11 +108,11 @@ def long_tail(server: ServerView) -> Iterator[Result]:
         if peak < 4 or tail_us <= 0.15 * time_us or not tail:
             continue
         mean = sum(iteration.decode_requests * iteration.period_us for iteration in tail) / tail_us
-        which = f"The last {ms(tail_us)}" if len(tails) == 1 else f"{len(tails)} tails of {ms(tail_us / len(tails))}"
+        which = f"{ms(tail_us)}" if len(tails) == 1 else f"{len(tails)} periods, {ms(tail_us)} in all"
         yield server.find(
             LONG_TAIL,
-            f"{which} ({percent(tail_us / time_us)} of the time) generate for {mean:.1f} requests on "
-            f"average, at most {max(iteration.decode_requests for iteration in tail)} of {peak}",
+            f"For {percent(tail_us / time_us)} of the time ({which}), only {mean:.1f} of up to {peak} requests are "
+            "still generating on average",
             "start other requests before the longest ones finish, for example by partial rollouts",
             at=tail[0],
             time_us=tail_us / len(iterations),

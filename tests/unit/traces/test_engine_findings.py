@@ -157,7 +157,7 @@ def test_delay_that_also_happens_without_a_prefill_is_no_prefill(tmp_path: Path)
 
 def test_tails_of_several_waves_are_counted(tmp_path: Path) -> None:
     finding = finding_of(one_server(tmp_path, WAVE * 3), "long-tail")
-    assert finding.text.startswith("3 tails of 181 ms (51% of the time) generate for 1.0 requests on average")
+    assert finding.text.startswith("For 51% of the time (3 periods, 544 ms in all), only 1.0 of up to ")
 
 
 def test_server_whose_load_rises_again_has_no_tail(tmp_path: Path) -> None:
