@@ -505,12 +505,13 @@ class _TurnWaits(_Waits):
 
     def _assign(self, begin: int, end: int) -> None:
         may_extend = any(self._may_extend(peer, begin, end) for peer in self._peers)
-        begin = max(begin, self._recorded_from)
+        idle_from, begin = begin, max(begin, self._recorded_from)
         active = [(peer, [*bursts]) for peer in self._peers if (bursts := peer.bursts_in(begin, end))]
         if not active:
             return
         ends = sorted(bursts[-1][-1].end for _, bursts in active)
-        is_inside = begin - self._noise_ns <= min(bursts[0][0].begin for _, bursts in active)
+        # A rank can start working before the recordings of the other ranks of its role start.
+        is_inside = idle_from - self._noise_ns <= min(bursts[0][0].begin for _, bursts in active)
         if may_extend or not is_inside or ends[-1] > end + self._noise_ns or end > self._recorded_until:
             spans = [(burst[0].begin, burst[-1].end) for _, bursts in active for burst in bursts]
             works = union(*np.array(spans, np.int64).T)
