@@ -75,7 +75,8 @@ def synchronize() -> None:
 
 def traces(run: str) -> list[Path]:
     """Return the trace files of a run."""
-    return sorted((OUT / run).glob("step_*/**/*.trace.json*"))
+    found = (OUT / run).glob("step_*/**/*.trace.json*")
+    return sorted(path for path in found if path.suffix != ".result")  # results of the background analysis
 
 
 def status(run: str) -> str:
