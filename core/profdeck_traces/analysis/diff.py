@@ -534,7 +534,7 @@ def _incomparable_steps(pairs: Sequence[RankPair], iterations: Sequence[Change])
     if any(account.basis != GLOBAL_STEP or account.steps < FEWEST_MEASUREMENTS for account in known):
         return None
     before_us, after_us = (statistics.fmean(account.time_us / account.steps for account in side) for side in accounts)
-    if abs(after_us / before_us - 1 - (steps[0].ratio or 0.0)) <= CALLED_SAME:
+    if not before_us or abs(after_us / before_us - 1 - (steps[0].ratio or 0.0)) <= CALLED_SAME:
         return None
     return (
         "the host runs ahead of the device in only some traces, so their step times cannot be compared (mean until the "

@@ -16,6 +16,11 @@ FEWEST_MEASUREMENTS = 3
 """Minimum number of measurements per side for their spread to be an estimate of the noise."""
 CALLED_SAME = 0.05
 """Insignificant changes up to this fraction of the smaller time have the verdict ``same``."""
+_LARGEST_BY_SPEED = 0.5
+"""Larger changes are never attributed to the speed of the machine."""
+_MOST = 0.5
+_MUCH_MORE = 0.25
+"""Minimum difference between an owner's share of a change and its share of the step, for an owner that is the cause."""
 RoleVerdict = Literal["slower", "faster", "faster and slower", "same", "inconclusive"]
 Basis = Literal["global_step", "iteration", "total"]
 
@@ -56,10 +61,6 @@ class Bursts:
     def increase(self) -> float:
         """Increase in the fraction of steps that are bursts."""
         return self.after / self.steps_after - self.before / self.steps_before
-
-
-_MOST, _MUCH_MORE, _LARGEST_BY_SPEED = 0.5, 0.25, 0.5
-"""Larger changes are never attributed to the speed of the machine."""
 
 
 @attrs.frozen(kw_only=True)
@@ -376,7 +377,7 @@ class RoleDiff:
         at least half as much.
         """
         ratio = change.mean_ratio
-        if self.machine_ratio is None or ratio is None or abs(ratio) > _LARGEST_BY_SPEED:
+        if self.machine_ratio is None or not ratio or abs(ratio) > _LARGEST_BY_SPEED:
             return False
         if change.bursts is not None and change.bursts.p_value < LEVEL:
             return False
@@ -384,10 +385,10 @@ class RoleDiff:
         same = [of for of in self.operators if of.calls_before == of.calls_after]
         if sum(of.mean_impact_us for of in same) / change_us < _MOST:
             return False
-        times_us = (
-            [(owner.before_ns / 1000, owner.delta_ns / 1000) for owner in self.account.owners] if self.account else []
-        )
-        times_us = times_us or [(of.mean_before_us or 0.0, of.mean_impact_us) for of in self.operators]
+        if self.account is not None:
+            times_us = [(owner.before_ns / 1000, owner.delta_ns / 1000) for owner in self.account.owners]
+        else:
+            times_us = [(of.mean_before_us or 0.0, of.mean_impact_us) for of in self.operators]
         step_us = change.mean_before_us or change.before_us
         has_cause = any(
             delta_us / change_us >= _MOST and delta_us / change_us - before_us / step_us >= _MUCH_MORE

@@ -113,14 +113,14 @@ def _why(role: RoleDiff, main: Change) -> str:
     stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
     of_stages = _most_of(stages, total_us)
     names = [*of_stages]
-    remainder = _remainder
+    rest_label = "not explained"
     owners: list[tuple[str, float]] = []
     largest: list[tuple[str, float]] = []
     step_us = total_us
     if account is not None and account.step_delta_ns * total_us > 0:
         step_us = account.step_delta_ns / _NS_PER_US
         # The account covers the entire change, so the remainder belongs to owners that are not listed.
-        remainder = _other_owners
+        rest_label = "other owners"
         owners = _most_of(_owners(account), step_us)
         located = _most_of(_owners_by_function(account), step_us)
         if located and (not owners or abs(located[0][1]) > (1 + _LEAST_PART) * abs(owners[0][1])):
@@ -129,7 +129,7 @@ def _why(role: RoleDiff, main: Change) -> str:
         names += owners
     slowdown = _slower_kernels(role, total_us) if source is role and not owners else None
     if slowdown is not None:
-        of_stages, names, remainder = [], [slowdown], _other_changes
+        of_stages, names, rest_label = [], [slowdown], "other changes"
     elif not names and any(label not in _UNNAMED for label, _ in largest):
         return _largest_owners(largest, step_us)
     if not owners and slowdown is None:
@@ -137,7 +137,7 @@ def _why(role: RoleDiff, main: Change) -> str:
     if names:
         explained_us = max((time_us for _, time_us in owners or names), key=abs)
         listed = f"{_listed(of_stages)}; by owner: {_listed(owners)}" if of_stages and owners else _listed(names)
-        rest = remainder((step_us if owners else total_us) - explained_us, total_us)
+        rest = _remainder((step_us if owners else total_us) - explained_us, total_us, rest_label)
         # If the device lags behind the host, its steps change differently from those of the host.
         is_other = bool(owners) and abs(step_us - total_us) > _LEAST_PART * abs(total_us)
         path = f"on the critical path, the step changes by {step_us / 1000:+,.3f} ms; " if is_other else ""
@@ -279,16 +279,8 @@ def _listed(names: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {time_us / 1000:+,.3f} ms" for name, time_us in names)
 
 
-def _other_owners(rest_us: float, total_us: float) -> str:
-    return f"; other owners: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
-
-
-def _other_changes(rest_us: float, total_us: float) -> str:
-    return f"; other changes: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
-
-
-def _remainder(rest_us: float, total_us: float) -> str:
-    return f"; not explained: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
+def _remainder(rest_us: float, total_us: float, label: str = "not explained") -> str:
+    return f"; {label}: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
 
 
 def headline_of(role: RoleDiff, change: Change, limit: float) -> str:

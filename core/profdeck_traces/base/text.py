@@ -8,7 +8,9 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-_UNSAFE = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL_CHARACTERS = "\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+"""Character class of control and bidirectional formatting characters, except tabs and line feeds."""
+_UNSAFE = re.compile(f"[\n{CONTROL_CHARACTERS}\ud800-\udfff]")
 # CI systems interpret `::error::text` at the start of a line and `##[error]text` anywhere in a log as commands. See
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs
 _COMMAND = re.compile(r"^(\s*):(?=:[a-z-]+(?:\s.*)?::)|#(?=#(?:vso)?\[)", re.IGNORECASE)

@@ -21,7 +21,6 @@ from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import ScreenTable, aligned, bar, fitted, side_by_side, wrapped
 from profdeck_traces.findings.finding import is_note
 from profdeck_traces.findings.overview import (
-    MIN_OWNER_SHARE,
     OUTSIDE_STAGES,
     Team,
     WorkRow,
@@ -186,7 +185,7 @@ def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
 
 def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> list[Text]:  # noqa: FBT001
     """Format the owners of time on the critical path. Their shares add up to 100 %."""
-    shown, rest = team.largest_owners(limit, MIN_OWNER_SHARE)
+    shown, rest = team.largest_owners(limit)
     if not shown:
         return []
     # Show the gain column only if there are gains.

@@ -108,7 +108,7 @@ def long_tail(server: ServerView) -> Iterator[Result]:
         if peak < 4 or tail_us <= 0.15 * time_us or not tail:
             continue
         mean = sum(iteration.decode_requests * iteration.period_us for iteration in tail) / tail_us
-        which = f"{ms(tail_us)}" if len(tails) == 1 else f"{len(tails)} periods, {ms(tail_us)} in all"
+        which = ms(tail_us) if len(tails) == 1 else f"{len(tails)} periods, {ms(tail_us)} in all"
         yield server.find(
             LONG_TAIL,
             f"For {percent(tail_us / time_us)} of the time ({which}), only {mean:.1f} of up to {peak} requests are "

@@ -193,11 +193,10 @@ def _combined(
         parts.append(f"capture {worst.capture}")
     where = f" ({', '.join(parts)})" if parts else ""
     time_us = worst.gain_us if worst.time_us is None else worst.time_us
-    replica = rank = None
-    if len(of_many) == 1:
-        only = of_label.get(worst.label) if ranks > 1 and not worst.of_all else None
-        replica = only.replica if only is not None and worst.replica is None else worst.replica
-        rank = only.rank if only is not None and worst.rank is None else worst.rank
+    if len(of_many) > 1:
+        worst = attrs.evolve(worst, replica=None, rank=None)
+    elif ranks > 1 and not worst.of_all and (only := of_label.get(worst.label)) is not None:
+        worst = attrs.evolve(worst, replica=only.replica, rank=only.rank)
     return Finding(
         rule=worst.rule,
         text=f"{worst.text}{where}.",
@@ -208,7 +207,7 @@ def _combined(
         evidence=worst.evidence,
         time_us=_at_most(time_us, worst.step_us),
         step_us=worst.step_us or None,
-        where=_place(attrs.evolve(worst, replica=replica, rank=rank)),
+        where=_place(worst),
         confidence=worst.confidence,
         check=worst.check,
     )

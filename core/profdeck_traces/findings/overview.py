@@ -35,7 +35,7 @@ OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 _PROFILER = OwnerKind.PROFILER.label
 _COMBINED = frozenset(kind.label for kind in (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL))
-MIN_OWNER_SHARE = 0.01
+_MIN_SHARE = 0.01
 """Owners with a smaller share of the step are combined or omitted in tables."""
 _MAX_LISTED = 4
 
@@ -118,18 +118,6 @@ class OwnerRow:
     """Mean time by which each rank's step would shrink without this owner. ``None`` if any rank's gain is unknown."""
     next_limit: str | None
     """Kind of owner that would then take the most time, if it is the same on all ranks."""
-
-
-def _sum_of(rows: Sequence[OwnerRow]) -> OwnerRow:
-    return attrs.evolve(
-        rows[0],
-        title=plural(len(rows), "small owner"),
-        name=None,
-        mean_us=sum(row.mean_us for row in rows),
-        share=sum(row.share for row in rows),
-        gain_us=None,
-        next_limit=None,
-    )
 
 
 @attrs.frozen(kw_only=True)
@@ -239,7 +227,7 @@ class Team:
         step = f"mean {self.unit} {time} ms over {ranks} ranks" if ranks > 1 else f"{time} ms per {self.unit}"
         return f"{step}; critical path: {', '.join(parts)}"
 
-    def largest_owners(self, most: int, least_share: float) -> tuple[list[OwnerRow], list[OwnerRow]]:
+    def largest_owners(self, most: int) -> tuple[list[OwnerRow], list[OwnerRow]]:
         """Split the account into the rows to display and the rest.
 
         Small operators, Python functions and runtime calls of the same user function are combined into one row, since
@@ -247,18 +235,17 @@ class Team:
 
         Args:
             most: Maximum number of rows to display.
-            least_share: Minimum share of a displayed row.
         """
         parts: dict[OwnerRow, list[OwnerRow]] = {}
         of_function: dict[str, list[OwnerRow]] = {}
         for row in self.account:
-            if row.share >= least_share:
+            if row.share >= _MIN_SHARE:
                 if row.name or row.kind in NAMELESS:
                     parts[row] = [row]
             elif row.kind in _COMBINED and row.origin and parse_frame(row.origin):
                 of_function.setdefault(row.origin, []).append(row)
         for rows in of_function.values():
-            if len(rows) > 1 and sum(row.share for row in rows) >= least_share:
+            if len(rows) > 1 and sum(row.share for row in rows) >= _MIN_SHARE:
                 parts[_sum_of(rows)] = rows
         shown = sorted(parts, key=lambda row: -row.mean_us)[:most]
         represented = {part for row in shown for part in parts[row]}
@@ -307,7 +294,7 @@ def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
     if (finding := _cause(run)) is not None:
         return finding.text
     team = max((team for team in teams if team.account), key=lambda team: team.step_us, default=None)
-    owners = team.largest_owners(len(team.account), MIN_OWNER_SHARE)[0] if team else []
+    owners = team.largest_owners(len(team.account))[0] if team else []
     owner = next((row for row in owners if row.kind != _PROFILER), None)
     if team is None or owner is None:
         return "No cause stands out."
@@ -487,6 +474,18 @@ def _mean(
     views: Sequence[RankView], value: Callable[[RankView], float], steps: Callable[[RankView], int] = _steps
 ) -> float:
     return sum(value(view) * weight for view, weight in _weighted(views, steps))
+
+
+def _sum_of(rows: Sequence[OwnerRow]) -> OwnerRow:
+    return attrs.evolve(
+        rows[0],
+        title=plural(len(rows), "small owner"),
+        name=None,
+        mean_us=sum(row.mean_us for row in rows),
+        share=sum(row.share for row in rows),
+        gain_us=None,
+        next_limit=None,
+    )
 
 
 def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:

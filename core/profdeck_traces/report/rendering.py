@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from profdeck_traces.base.errors import MissingLibraryError
+from profdeck_traces.base.text import CONTROL_CHARACTERS
 from profdeck_traces.base.version import __version__
 
 try:
@@ -19,7 +20,7 @@ try:
 except ImportError:
     raise MissingLibraryError.for_library("Pages need", "jinja2", "traces") from None
 
-_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from profdeck_traces.analysis.detail_model import CollectiveCalls, FunctionTime,
 from profdeck_traces.analysis.model import DeviceSummary, Gap, RankSummary
 from profdeck_traces.analysis.owner_names import OWNER, function_text, location_heading
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.overview import MIN_OWNER_SHARE, StageRow, StepRow, Team, WorkRow, owner_text
+from profdeck_traces.findings.overview import StageRow, StepRow, Team, WorkRow, owner_text
 from profdeck_traces.report import svg
 from profdeck_traces.report.cells import Cell, Column, Grid, count, filled, ms, name, number, percent, table
 from profdeck_traces.report.flame import flame_graph
@@ -97,7 +97,7 @@ def _stage_on_rank(rank: int) -> Callable[[StageRow], Cell]:
 
 def _account(team: Team, per: str) -> dict[str, Any]:
     """Return the template context for the account: the owners of time on the critical path, and explanatory text."""
-    shown, others = team.largest_owners(_MOST_OWNERS, MIN_OWNER_SHARE)
+    shown, others = team.largest_owners(_MOST_OWNERS)
     columns, rows = table(
         shown,
         {

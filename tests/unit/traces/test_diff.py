@@ -983,7 +983,7 @@ def gpu_run(
         directory: Directory for the trace.
         launch_us: Duration of each step on the host.
         kernel_us: Mean kernel duration in each step.
-        syncs: Steps at the end of which the host waits for the device.
+        syncs: Steps that end with a synchronisation.
         factors: Duration of each kernel, relative to the mean.
     """
     events = []

@@ -168,7 +168,7 @@ def test_small_owners_of_a_function_share_a_row(tmp_path: Path) -> None:
     trace.write_text(json.dumps({"traceEvents": [event | {"pid": 1, "tid": 1} for event in events]}))
 
     (team,) = teams_of(load(trace).summary)
-    shown, others = team.largest_owners(8, 0.01)
+    shown, others = team.largest_owners(8)
 
     sums = {row.origin: (row.title, row.mean_us) for row in shown if row.name is None and row.origin}
     assert sums.keys() <= {"train.py(200): encode", "train.py(100): decode"}
