@@ -204,10 +204,7 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     place = location_heading([row.origin for row in shown])
     heading = _heading(team, OWNER, named)
     lines = aligned((*front, heading, place), rows, width, left=(heading,))
-    texts = [team.gain_text(shown), *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
-    if team.longest is not None:
-        longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
-        texts.insert(1, f"The longest step is on {team.longest.label}: {longest} ms. Mean of the ranks: {mean} ms.")
+    texts = [*team.captions(shown), *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
     texts += team.notes if full else ()
     return [*lines, *(part for text in texts for part in wrapped(text, width, indent="  ", first="  ", style="dim"))]
 

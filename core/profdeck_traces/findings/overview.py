@@ -35,6 +35,7 @@ OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 _PROFILER = OwnerKind.PROFILER.label
 _COMBINED = frozenset(kind.label for kind in (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL))
+_WAITS = frozenset(kind.label for kind in (OwnerKind.WAIT_FOR_RANK, OwnerKind.WAIT_FOR_ROLE))
 _MIN_SHARE = 0.01
 """Owners with a smaller share of the step are combined or omitted in tables."""
 _MAX_LISTED = 4
@@ -42,6 +43,8 @@ _MAX_LISTED = 4
 _LEAST_SIDE = 0.005
 _LONGER = 1.005
 """The longest step is reported if it is at least this multiple of the mean."""
+_UNEVEN = 1.5
+"""A row's longest time on a rank is reported if it is at least this multiple of the mean."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +121,8 @@ class OwnerRow:
     """Mean time by which each rank's step would shrink without this owner. ``None`` if any rank's gain is unknown."""
     next_limit: str | None
     """Kind of owner that would then take the most time, if it is the same on all ranks."""
+    of_ranks_us: tuple[tuple[str, float], ...]
+    """Label of each rank, and its mean time per step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -251,16 +256,20 @@ class Team:
         represented = {part for row in shown for part in parts[row]}
         return shown, [row for row in self.account if row not in represented]
 
-    def gain_text(self, rows: Sequence[OwnerRow]) -> str:
-        """Return a caption that explains the gains in a table, and what would limit the step without the first row.
-
-        The caption is empty if the table has no gains.
-        """
-        if all(row.gain_us is None for row in rows):
-            return ""
-        kind = rows[0].next_limit
-        limit = f" Without the first row, the next limit is {OwnerKind.from_label(kind).with_side}." if kind else ""
-        return f"gain: time that the {self.unit} would save without that row; blank if unknown.{limit}"
+    def captions(self, rows: Sequence[OwnerRow]) -> Iterator[str]:
+        """Yield the sentences below a table with some rows of the account."""
+        if any(row.gain_us is not None for row in rows):
+            kind = rows[0].next_limit
+            limit = f" Without the first row, the next limit is {OwnerKind.from_label(kind).with_side}." if kind else ""
+            yield f"gain: time that the {self.unit} would save without that row; blank if unknown.{limit}"
+        if self.longest:
+            longest, mean = ms(self.longest.step_us), ms(self.longest.mean_us)
+            yield f"The longest {self.unit} is on {self.longest.label}: {longest} ms. Mean of the ranks: {mean} ms."
+        for index, row in enumerate(rows, 1):
+            label, time_us = max(row.of_ranks_us, key=lambda rank: rank[1])
+            if time_us >= _UNEVEN * row.mean_us and row.kind not in _WAITS:
+                yield f"All rows are means over the ranks. Row {index} takes {ms(time_us)} ms on {label}."
+                break
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
@@ -479,12 +488,16 @@ def _mean(
 def _sum_of(rows: Sequence[OwnerRow]) -> OwnerRow:
     return attrs.evolve(
         rows[0],
-        title=plural(len(rows), "small owner"),
+        title=plural(len(rows), "other"),
         name=None,
         mean_us=sum(row.mean_us for row in rows),
         share=sum(row.share for row in rows),
         gain_us=None,
         next_limit=None,
+        of_ranks_us=tuple(
+            (ranks[0][0], sum(time_us for _, time_us in ranks))
+            for ranks in zip(*(row.of_ranks_us for row in rows), strict=True)
+        ),
     )
 
 
@@ -497,18 +510,19 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
         for owner in account.owners:
             of_rank = rows.setdefault(owner.row, {}).setdefault(view.rank.path, (weight / account.steps, []))
             of_rank[1].append(owner)
-    times = {
-        row: sum(weight * sum(owner.time_us for owner in owners) for weight, owners in ranks.values())
+    traces = {
+        row: {path: weight * sum(owner.time_us for owner in owners) for path, (weight, owners) in ranks.items()}
         for row, ranks in rows.items()
     }
+    times = {row: sum(of_traces.values()) for row, of_traces in traces.items()}
     total_us = sum(times.values())
+    by_rank = _by_rank(with_account)
     result = []
     for row, time_us in sorted(times.items(), key=lambda item: -item[1]):
         kind, title, name, line, origin = row
         gains = [(weight, *accounts[path].row_gain(owners)) for path, (weight, owners) in rows[row].items()]
         # The awaited rank never waits for itself, and some other ranks might not wait for it either.
-        is_wait = kind in {OwnerKind.WAIT_FOR_RANK.label, OwnerKind.WAIT_FOR_ROLE.label}
-        has_gain = (is_wait or len(gains) == len(accounts)) and all(gain_us is not None for _, gain_us, _ in gains)
+        has_gain = (kind in _WAITS or len(gains) == len(accounts)) and all(gain_us is not None for _, gain_us, _ in gains)
         limits = {limit for _, _, limit in gains}
         result.append(
             OwnerRow(
@@ -521,6 +535,11 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
                 share=time_us / total_us,
                 gain_us=sum(weight * (gain_us or 0.0) for weight, gain_us, _ in gains) if has_gain else None,
                 next_limit=limits.pop() if has_gain and len(limits) == 1 else None,
+                # A trace's weight contains the number of ranks.
+                of_ranks_us=tuple(
+                    (of_rank[0].label, len(by_rank) * sum(traces[row].get(view.rank.path, 0.0) for view in of_rank))
+                    for of_rank in by_rank
+                ),
             )
         )
     return tuple(result)

@@ -114,15 +114,10 @@ def _account(team: Team, per: str) -> dict[str, Any]:
     if others:
         share, mean_us = sum(row.share for row in others), sum(row.mean_us for row in others)
         rows.append([percent(share), Cell(""), ms(mean_us), number(None), Cell(plural(len(others), "other")), Cell("")])
-    longest = team.longest
-    texts = [team.gain_text(shown), *(BORDER_TEXTS[border] for border in team.borders)]
-    if longest is not None:
-        times = f"{longest.step_us / 1000:,.3f} ms. Mean of the ranks: {longest.mean_us / 1000:,.3f} ms."
-        texts.append(f"The longest step is on {longest.label}: {times}")
     return {
         "headline": team.headline,
         **dict(_named("owner", filled(columns, rows))),
-        "account_texts": [text for text in texts if text],
+        "account_texts": [*team.captions(shown), *(BORDER_TEXTS[border] for border in team.borders)],
         "account_notes": team.notes,
     }
 

@@ -12,7 +12,7 @@ import pytest
 from captured_runs import write_run
 from gpu_job import GpuJob
 from profdeck_traces import load
-from profdeck_traces.analysis.formatting import relative
+from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.findings.overview import Team, about, teams_of
 from profdeck_traces.report.role_section import role_section
 
@@ -147,6 +147,11 @@ def test_the_rank_with_the_longest_step_is_named(tmp_path: Path) -> None:
     assert team.longest is not None
     assert team.longest.label == "rank 1"
     assert team.longest.step_us == pytest.approx(team.longest.mean_us + 1_500)
+    shown, _ = team.largest_owners(8)
+    *_, uneven = team.captions(shown)
+    row = shown[int(uneven.split("Row ")[1].split()[0]) - 1]
+    assert [time_us for _, time_us in row.of_ranks_us] == pytest.approx([0.0, 2 * row.mean_us], abs=0.1)
+    assert uneven.endswith(f"takes {ms(2 * row.mean_us)} ms on rank 1.")
 
 
 def test_ranks_with_equal_steps_have_no_longest_step(tmp_path: Path) -> None:
@@ -173,13 +178,13 @@ def test_small_owners_of_a_function_share_a_row(tmp_path: Path) -> None:
     sums = {row.origin: (row.title, row.mean_us) for row in shown if row.name is None and row.origin}
     assert sums.keys() <= {"train.py(200): encode", "train.py(100): decode"}
     title, time_us = sums["train.py(200): encode"]
-    assert title.endswith(" small owners")
+    assert title.endswith(" others")
     listed = sum(row.origin == "train.py(200): encode" for row in team.account)
-    assert (title, time_us) == (f"{listed} small owners", pytest.approx(3.0 * listed))
+    assert (title, time_us) == (f"{listed} others", pytest.approx(3.0 * listed))
     assert sum(row.mean_us for row in [*shown, *others]) == pytest.approx(1000.0)
     assert not {row.origin for row in others} & sums.keys()
     assert shown[0].name is None
-    assert "next limit" not in team.gain_text(shown)  # it is known only for single owners
+    assert not any("next limit" in text for text in team.captions(shown))  # it is known only for single owners
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(0.663, "+66.3%"), (-1.0, "-100.0%"), (9.99, "+999.0%"), (204.13, "x205")])
