@@ -21,7 +21,7 @@ from profdeck_traces.account.model import (
     key_of_small_owners,
 )
 from profdeck_traces.account.owned_path import OwnedPath
-from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.owner_kinds import KIND_TEXTS, OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import PathWindow, PathWindows
@@ -34,6 +34,10 @@ MAX_OWNERS = 300
 MAX_GAINS = 8
 """Number of owners for which gains are computed, starting with the largest."""
 COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other ranks."
+NO_STACKS = (
+    "No Python stacks were recorded, so the lines are unknown, and Python code counts as "
+    f"'{KIND_TEXTS['between']}'. Record stacks to see both."
+)
 """Note for accounts with collectives that were not matched with those of other ranks."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
@@ -414,13 +418,10 @@ def _notes(windows: PathWindows, names: Attribution, owners: Sequence[OwnerTime]
     if share > _MAX_UNLAUNCHED:
         notes.append(
             f"{share:.0%} of device events have no recorded launch. The time before such an event is shown as "
-            "'device gap', 'device held' or 'not recorded'."
+            f"'device gap', '{KIND_TEXTS['device held']}' or 'not recorded'."
         )
     if not names.has_frames:
-        notes.append(
-            "The trace has no Python stacks, so lines are unknown and Python code is counted as 'between'. "
-            "Record stacks to include both."
-        )
+        notes.append(NO_STACKS)
     if any(owner.kind == OwnerKind.COLLECTIVE.label for owner in owners):
         notes.append(COLLECTIVES_INCLUDE_WAITS)
     if len(windows) > 1:

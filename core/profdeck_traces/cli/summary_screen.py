@@ -10,6 +10,7 @@ import attrs
 from rich.text import Text
 
 from profdeck_traces.account.borders import BORDER_TEXTS, HOST
+from profdeck_traces.account.table import NO_STACKS
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
 from profdeck_traces.analysis.owner_names import OWNER, location_heading
@@ -205,7 +206,7 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     heading = _heading(team, OWNER, named)
     lines = aligned((*front, heading, place), rows, width, left=(heading,))
     texts = [*team.captions(shown), *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
-    texts += team.notes if full else ()
+    texts += team.notes if full else [note for note in team.notes if note == NO_STACKS]
     return [*lines, *(part for text in texts for part in wrapped(text, width, indent="  ", first="  ", style="dim"))]
 
 
