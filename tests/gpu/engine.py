@@ -67,7 +67,11 @@ def main() -> None:
 
     generate()
     expected, _ = generate()
-    report.figure("iteration ms", round(statistics.median(generate()[1] for _ in range(5)) / TOKENS * 1e3, 2))
+    runs = [generate() for _ in range(5)]
+    report.figure("iteration ms", round(statistics.median(time_s for _, time_s in runs) / TOKENS * 1e3, 2))
+    # The scheduler's batches depend on timing, and on a GPU, their sizes change the results of matrix products.
+    is_deterministic = all(tokens == expected for tokens, _ in runs)
+    report.figure("same tokens in each run without a capture", is_deterministic)
     device: dict[str, dict[str, Any]] = {
         "device_only": {"options__activities": ["cuda"], "iterations": {"count": 10}},
         "memory": {"options__device_options": {"memory_snapshot": True}, "iterations": {"count": 5}},
@@ -88,7 +92,9 @@ def main() -> None:
             profiler.start(step)
             tokens, _ = generate()
             profiler.stop()
-            report.check(f"{run} does not change tokens", tokens == expected)
+            if is_deterministic:
+                report.check(f"{run} does not change tokens", tokens == expected)
+            report.check(f"{run} does not change lengths", [*map(len, tokens)] == [*map(len, expected)])
             report.check(f"{run} wrote a trace", bool(traces(run)), [path.name for path in traces(run)])
             compare(report, run)
     report.finish()

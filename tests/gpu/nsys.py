@@ -42,7 +42,7 @@ def main() -> None:
         "nsys", subprocess.run([nsys, "--version"], check=False, capture_output=True, text=True).stdout.strip()
     )
     subprocess.run([nsys, "profile", *flags, sys.executable, "train.py"], cwd=OUT, check=False, timeout=45)
-    reports = sorted(path.name for path in OUT.iterdir() if path.suffix in {".nsys-rep", ".qdstrm", ".qdrep"})
+    reports = sorted(path.name for path in OUT.rglob("*") if path.suffix in {".nsys-rep", ".qdstrm", ".qdrep"})
     report.check("ranges recorded", len(reports) >= 2, reports)
     report.check("captures complete", status("ranges") == "complete", status("ranges"))
     report.finish()

@@ -14,6 +14,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 @pytest.mark.torch  # the environment of these tests has pandas
 def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
     monkeypatch.setenv("RUN", str(GpuJob(ranks=2, slow_rank=1).write(tmp_path / "run")))
     names: dict[str, object] = {}
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
@@ -26,6 +27,8 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 def test_pandas_frames_equal_arrow_tables(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
     import profdeck_traces as traces
 
     run = traces.load(GpuJob(ranks=2).write(tmp_path / "run"))

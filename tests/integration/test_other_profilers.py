@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from profdeck.verification.report_model import CaptureReport
 from profdeck.verification.run_report import read_run
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+TORCH = tuple(int(number) for number in importlib.metadata.version("torch").split(".")[:2])
 
 BEGIN = """
 import sys, threading, torch
@@ -102,6 +105,8 @@ def test_capture_fails_while_another_profiler_is_active(start, tmp_path: Path) -
     assert second.ranks[0].problems[0].startswith(ACTIVE)
 
 
+# Torch 2.11 raises "Can't disable Kineto profiler when it's not running" in the second thread.
+@pytest.mark.skipif(TORCH < (2, 13), reason="torch before 2.13 cannot start a profiler while another thread has one")
 @pytest.mark.parametrize(
     ("begins", "ends", "statuses"),
     [

@@ -285,7 +285,7 @@ def test_clock_anchors_contain_unix_time(build, model, tmp_path: Path) -> None:
 def test_active_profiler_is_reported_and_continues(build, model, tmp_path: Path) -> None:
     profiler = build()
     with (
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as active_profile,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as active_profile,
         profiler.capture(2),
     ):
         work(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from captured_runs import write_run
 from gpu import runner
 from gpu.parts import PARTS, Part
+from gpu_job import GpuJob
 from processes import python_path, until
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +114,7 @@ def test_terminated_runner_kills_its_parts(tmp_path: Path) -> None:
     code = f"""
 import signal, sys, time
 from pathlib import Path
+from captured_runs import write_run
 from gpu import runner
 from gpu.parts import Part
 runner.GRACE_S = 0.5
@@ -164,3 +168,18 @@ def test_command_lists_parts_and_rejects_unknown_parts(tmp_path: Path) -> None:
     rejected = subprocess.run([*command, "trainin"], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert rejected.returncode == 2
     assert "unknown part: trainin. Choose from: probe, " in rejected.stderr
+
+
+def test_summaries_agree_with_the_independent_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFDECK_GPU_OUT", str(tmp_path))
+    report = importlib.import_module("gpu.report")
+    monkeypatch.setattr(report, "CUDA", True)
+    monkeypatch.setattr(report, "status", lambda _: "complete")  # the run has no run.json
+    write_run(tmp_path / "run", 1, lambda _: GpuJob(pageable_us=50.0, reduce_us=0.0))
+    counted = report.count(report.traces("run")[0])
+    assert 0 < counted["kernels"] < counted["device_events"]  # also copies
+
+    report.compare(report.Report(), "run")
+
+    checks = json.loads((tmp_path / "result.json").read_text())["checks"]
+    assert {name: check["detail"] for name, check in checks.items() if not check["passed"]} == {}
