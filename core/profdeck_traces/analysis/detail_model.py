@@ -150,9 +150,10 @@ class IdleCause:
 
 @attrs.frozen(kw_only=True)
 class StepOfDevice:
-    """What one device did in one step: from its first work to that of the next step, or to its own last work.
+    """Work of one device in one step.
 
-    The next step must follow at once: a pause between two recordings belongs to none.
+    The step lasts from its first device work to that of the next step. If no step follows immediately, it ends with its
+    own last device work. A global step between two pauses also includes its duration on the host.
     """
 
     device: Id
@@ -165,6 +166,8 @@ class StepOfDevice:
     memory_us: float
     idle: tuple[IdleCause, ...]
     """As of a device; where the host was not read, its cause is ``host not read``."""
+    is_followed: bool = True
+    """True if the step lasts until the next step. If False, idle time after its last work is missing."""
 
     @property
     def idle_us(self) -> float:

@@ -25,7 +25,11 @@ def step_kind(steps: TraceSteps) -> str | None:
 
 
 def windows_on_device(steps: TraceSteps) -> StepWindows:
-    """Return where the steps of a trace are on its devices, with ends: no two of them overlap."""
+    """Return the windows of the steps on the devices. They have ends and do not overlap.
+
+    A window lasts from the step's first device work to that of the next step. If no step follows immediately, it ends
+    with the step's own device work. The window of a global step between two pauses also contains the step on the host.
+    """
     kind = step_kind(steps)
     none = np.empty(0, dtype=np.int64)
     if kind is None:
@@ -40,6 +44,11 @@ def windows_on_device(steps: TraceSteps) -> StepWindows:
     allowed = np.maximum(_PAUSE_NS, _PAUSE_SHARE * (steps.end_ns - steps.start_ns)[step[:-1]])
     at_once = np.append(pause <= allowed, np.zeros(min(1, len(step)), dtype=bool))
     end = np.where(at_once, follows, np.minimum(np.maximum(own_end[step], start), follows))
+    if kind == GLOBAL_STEP:
+        is_alone = ~at_once & ~np.append(np.zeros(min(1, len(step)), dtype=bool), at_once[:-1])
+        end = np.where(is_alone, np.minimum(np.maximum(end, steps.end_ns[step]), follows), end)
+        earliest = np.append(np.zeros(min(1, len(step)), dtype=np.int64), end[:-1])
+        start = np.where(is_alone, np.maximum(np.minimum(start, steps.start_ns[step]), earliest), start)
     return StepWindows(step, start, end)
 
 
@@ -65,18 +74,19 @@ def steps_of_device(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
         work: Intervals in which the device is busy.
         windows: Windows of the steps on the device; see `windows_on_device`.
         host: Host activity, or ``None`` if the trace has no host events.
-        begin_ns: Start of the device's first event. Steps that end before it are skipped.
+        begin_ns: Start of the device's first event. Steps that end before it are omitted.
         origin_ns: Time to which ``start_us`` is relative.
     """
     assert windows.end_ns is not None  # noqa: S101 - for the type checker; `windows_on_device` always sets it
     used = windows.end_ns > begin_ns
-    step, start, end = windows.step[used], np.maximum(windows.start_ns[used], begin_ns), windows.end_ns[used]
+    step, start, end = windows.step[used], windows.start_ns[used], windows.end_ns[used]
+    is_followed = np.append(end[:-1] == start[1:], np.zeros(min(1, len(step)), dtype=bool))
     spans = (work.busy, work.compute, work.communication, work.others, work.memory)
     times = [time_before(of_kind, end) - time_before(of_kind, start) for of_kind in spans]
     idle = None if host is None else _idle_of_steps(work.busy, start, end, host).T.tolist()
     steps = []
-    for row, (number, start_ns, end_ns, busy, compute, communication, others, memory) in enumerate(
-        zip(*(values.tolist() for values in (step, start, end, *times)), strict=True)
+    for row, (number, start_ns, end_ns, followed, busy, compute, communication, others, memory) in enumerate(
+        zip(*(values.tolist() for values in (step, start, end, is_followed, *times)), strict=True)
     ):
         duration_ns = end_ns - start_ns
         idle_ns = duration_ns - busy
@@ -91,6 +101,7 @@ def steps_of_device(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
                     device=device,
                     start_us=(start_ns - origin_ns) / _NS_PER_US,
                     duration_us=duration_ns / _NS_PER_US,
+                    is_followed=followed,
                     busy_us=busy / _NS_PER_US,
                     compute_us=compute / _NS_PER_US,
                     communication_us=communication / _NS_PER_US,

@@ -106,6 +106,9 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     elapsed_ns = np.array([sum(one.duration_us for one in step.devices) * _NS_PER_US for step in steps])
     counted = elapsed_ns > 0
     used = counted & ~trace_steps.excluded
+    is_followed = np.array([all(one.is_followed for one in step.devices) for step in steps], dtype=bool)
+    if (used & is_followed).any():
+        used &= is_followed
     if used.any():
         mfu = float(ideal_ns[used].sum() / elapsed_ns[used].sum())
     else:

@@ -501,8 +501,13 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
         return min(gain_us, view.idle.get("allocating", 0.0))
     if one.cause == causes.SYNCHRONISATION:
         # Some of the idle time after a synchronisation is due to the other causes.
-        return min(gain_us, max(0.0, view.idle_us - _found_us(view, account)))
-    return min(gain_us, view.idle_us)
+        return min(gain_us, max(0.0, _idle_us(view, account) - _found_us(view, account)))
+    return min(gain_us, _idle_us(view, account))
+
+
+def _idle_us(view: RankView, account: Account) -> float:
+    """Return the device idle time in each step of the account, including before the step's first device work."""
+    return max(0.0, account.time_us / account.steps - view.of_devices("busy_us"))
 
 
 def _found_us(view: RankView, account: Account) -> float:
@@ -736,7 +741,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     for one in between:
         time_us = one.time_us / account.steps
         gain_us = time_us if one.gain_us is None else one.gain_us / account.steps
-        gain_us = min(gain_us, view.idle_us) if view.rank.devices else gain_us
+        gain_us = min(gain_us, _idle_us(view, account)) if view.rank.devices else gain_us
         stage_us = stages.get(one.annotation or "", 0.0)
         if stage_us and gain_us > _MIN_IDLE_STAGE * step_us and time_us >= 0.9 * stage_us:
             yield draft(

@@ -45,14 +45,15 @@ def host_bound(view: RankView) -> Iterator[RankFinding | NotJudged]:
         return
     of_host = sum(view.idle.get(cause, 0.0) for cause in HOST_CAUSES)
     is_host = view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us
-    of_host -= explained_us(view)
-    if is_host and of_host > 0.15 * view.step_us:
+    explained = min(explained_us(view), of_host)
+    if is_host and of_host - explained > 0.15 * view.step_us:
         main = max(HOST_CAUSES, key=lambda cause: view.idle.get(cause, 0.0))
         yield draft(
             view,
             "host-bound",
             f"The device waits for the host {percent(of_host / view.step_us)} of {view.each} ({ms(of_host)} of "
-            f"{ms(view.step_us)}), most of it while the host is {_doing(main)}",
+            f"{ms(view.step_us)}), most of it while the host is {_doing(main)}"
+            + (f"; other findings explain {ms(explained)}" if explained > 0.01 * of_host else ""),
             "move this Python code out of the step"
             if main == HOST_CAUSES[2]
             else engine_cure(
@@ -60,7 +61,8 @@ def host_bound(view: RankView) -> Iterator[RankFinding | NotJudged]:
                 DECODE_LAUNCH_BOUND,
                 "launch fewer kernels: torch.compile(mode='reduce-overhead') captures CUDA graphs",
             ),
-            gain_us=of_host,
+            gain_us=of_host - explained,
+            time_us=of_host,
         )
 
 

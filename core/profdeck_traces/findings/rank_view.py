@@ -79,18 +79,20 @@ class RankView:
         return is_cold(self.rank)
 
     @functools.cached_property
-    def on_devices(self) -> list[StepOfDevice]:
-        """What devices did in these steps."""
-        return [of for step in self.steps for of in step.devices]
+    def timed_steps(self) -> list[StepSummary]:
+        """Steps with a known duration.
+
+        With devices, these are the steps that last until the next step. If there are none, all steps with device work
+        are returned.
+        """
+        steps = [step for step in self.steps if any(of.duration_us > 0 for of in step.devices)]
+        followed = [step for step in steps if all(of.is_followed for of in step.devices)]
+        return followed or steps or [step for step in self.steps if step.duration_us > 0]
 
     @functools.cached_property
     def durations_us(self) -> list[float]:
-        """How long each step took: on the device where it has one, else on the host."""
-        found = [
-            max((of.duration_us for of in step.devices), default=0.0) if self.on_devices else step.duration_us
-            for step in self.steps
-        ]
-        return [duration for duration in found if duration > 0]
+        """Durations of the timed steps: on the device if there is one, otherwise on the host."""
+        return [max((of.duration_us for of in step.devices), default=step.duration_us) for step in self.timed_steps]
 
     @functools.cached_property
     def time_us(self) -> float:
@@ -99,15 +101,19 @@ class RankView:
             return sum(self.durations_us)
         return max((device.span_us for device in self.rank.devices), default=0.0) or self.rank.span_us
 
-    @functools.cached_property
+    @property
     def count(self) -> int:
-        """How many steps that is; 1 for a recording."""
-        return max(1, len(self.durations_us))
+        """Number of steps, or 1 for a recording."""
+        return max(1, len(self.steps))
 
     @property
     def step_us(self) -> float:
-        """The mean step."""
-        return self.time_us / self.count
+        """Mean duration of the timed steps, or that of the recording."""
+        return self.time_us / self._timed_count
+
+    @property
+    def _timed_count(self) -> int:
+        return max(1, len(self.timed_steps))
 
     @property
     def unit(self) -> str:
@@ -126,8 +132,8 @@ class RankView:
 
     @functools.cached_property
     def devices(self) -> list[StepOfDevice | DeviceSummary]:
-        """Times of the devices in these steps, or in the recording if there are no steps."""
-        return [*(self.on_devices if self.steps else self.rank.devices)]
+        """Times of the devices in the timed steps, or in the recording if there are no steps."""
+        return [of for step in self.timed_steps for of in step.devices] if self.steps else [*self.rank.devices]
 
     @property
     def device_count(self) -> int:
@@ -136,7 +142,7 @@ class RankView:
 
     def of_devices(self, field: str) -> float:
         """Return a time of devices per step, the mean of the devices."""
-        return sum(float(getattr(device, field)) for device in self.devices) / self.device_count / self.count
+        return sum(float(getattr(device, field)) for device in self.devices) / self.device_count / self._timed_count
 
     @property
     def exposed_communication_us(self) -> float:
@@ -153,7 +159,7 @@ class RankView:
         for device in self.devices:
             for cause in device.idle:
                 causes[cause.cause] += cause.idle_us
-        number = self.device_count * self.count
+        number = self.device_count * self._timed_count
         return {cause: causes[cause] / number for cause in sorted(causes, key=causes.__getitem__, reverse=True)}
 
     @property
@@ -181,7 +187,7 @@ class RankView:
         This assumes that the share of the total that falls within steps equals the share of the devices' busy time
         that falls within steps.
         """
-        return total_us * self._share_of_steps / self.count / self.device_count
+        return total_us * self._share_of_steps / self._timed_count / self.device_count
 
     @functools.cached_property
     def _share_of_steps(self) -> float:

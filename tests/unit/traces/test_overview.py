@@ -14,6 +14,7 @@ from gpu_job import GpuJob
 from profdeck_traces import load
 from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.findings.overview import Team, about, teams_of
+from profdeck_traces.findings.rank_view import views_of
 from profdeck_traces.report.role_section import role_section
 
 STEPS = (1, 3, 5, 2, 4)
@@ -190,3 +191,19 @@ def test_small_owners_of_a_function_share_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ratio", "text"), [(0.663, "+66.3%"), (-1.0, "-100.0%"), (9.99, "+999.0%"), (204.13, "x205")])
 def test_large_ratios_are_factors(ratio: float, text: str) -> None:
     assert relative(ratio) == text
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_means_include_idle_time_before_the_first_and_after_the_last_device_work(tmp_path: Path, steps: int) -> None:
+    # The device is idle only while a batch is loaded. The host waits for the device at the end of each step.
+    job = GpuJob(steps=steps, load_us=20_000.0)
+    summary = load(job.write(tmp_path / "job")).summary
+    (view,) = views_of(summary)
+    step_us = job.load_us + job.products * job.product_us + job.reduce_us
+    assert view.step_us == pytest.approx(step_us, rel=0.01)
+    assert view.idle_us == pytest.approx(job.load_us, rel=0.01)
+    assert view.of_devices("busy_us") == pytest.approx(step_us - job.load_us, rel=0.01)
+    finding = next(finding for finding in summary.findings if finding.where.stage == "data_loading")
+    assert finding.gain_us == pytest.approx(job.load_us, rel=0.01)
+    (team,) = teams_of(summary)
+    assert sum(row.mean_us for row in team.device) == pytest.approx(step_us, rel=0.01)
