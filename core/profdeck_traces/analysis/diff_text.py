@@ -13,7 +13,7 @@ from profdeck_traces.analysis.owner_names import function_text, name_of_owner, t
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
-MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
+MANY = {"annotations": "stages and annotations", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _UNNAMED = frozenset({"between", "not recorded"})
 """Owner kinds that name no event."""
 _LEAST_P = 0.0001
@@ -327,11 +327,12 @@ def label_of_role(role: RoleDiff) -> str:
 
 
 def basis_of(role: RoleDiff) -> str:
-    """Say what times are per, and of how many steps."""
-    times = "Times" if len(role.ranks) == 1 else f"Times are means of {len(role.ranks)} ranks; they"
+    """Return a caption that states what the times in the tables are."""
+    ranks = "" if len(role.ranks) == 1 else f", averaged over {len(role.ranks)} ranks"
     if role.basis == "total":
-        return f"{times} are totals, as not all traces have steps."
-    return f"{times} are per {spaced(role.basis)}, of {role.steps_before} before and {role.steps_after} after in all."
+        return f"Times are totals{ranks}, because not all traces have steps."
+    steps = f"{spaced(role.basis)} ({role.steps_before} before, {role.steps_after} after)"
+    return f"Times are per {steps}{ranks}: means on the critical path, otherwise medians."
 
 
 def noise_of(change: Change) -> str:
