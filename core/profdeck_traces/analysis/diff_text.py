@@ -332,7 +332,8 @@ def basis_of(role: RoleDiff) -> str:
     if role.basis == "total":
         return f"Times are totals{ranks}, because not all traces have steps."
     steps = f"{spaced(role.basis)} ({role.steps_before} before, {role.steps_after} after)"
-    return f"Times are per {steps}{ranks}: means on the critical path, otherwise medians."
+    kinds = "medians" if role.account is None else "means on the critical path, otherwise medians"
+    return f"Times are per {steps}{ranks}: {kinds}."
 
 
 def noise_of(change: Change) -> str:

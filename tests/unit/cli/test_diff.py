@@ -69,7 +69,7 @@ def test_slower_run_has_a_verdict_and_tables(cli: Cli, write_document: Document)
     assert output_lines(result) == [
         "trainer is slower: the median global step takes 1.100 ms, before 1.000 ms,",
         "+0.100 ms, +10.0% (p 0.004); most of it: gemm +0.100 ms, [gemm] +0.100 ms.",
-        "Times are per global step (5 before, 5 after): means on the critical path, otherwise medians.",
+        "Times are per global step (5 before, 5 after): medians.",
         "",
         "before ms after ms change noise verdict sum",
         "0.400 0.500 +25.0% unknown slower kernels",
