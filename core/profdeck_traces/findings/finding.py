@@ -254,6 +254,8 @@ _PART_OF = {
 
 _PART_OF_RANK = {
     "host-bound": ("straggler",),
+    # The device of a late rank is idle until the rank's host has finished, so its synchronisations seem expensive.
+    "synchronisation": ("straggler",),
     # The other ranks are waiting for a rank that has one of these problems.
     "straggler": (
         "checkpoint", "compilation", "deep-copies", "garbage-collection", "lock", "output", "python-code", "validation",

@@ -44,7 +44,7 @@ def rules(findings: list[Finding]) -> set[str]:
         ("exposed-communication", GpuJob(ranks=2, reduce_us=930), GpuJob(ranks=2, reduce_us=850)),
         ("little-overlap", GpuJob(ranks=2, reduce_us=480), GpuJob(ranks=2, reduce_us=380)),
         ("straggler", GpuJob(ranks=2, slow_rank=1, slow_load_us=130), GpuJob(ranks=2, slow_rank=1, slow_load_us=55)),
-        ("synchronisation", GpuJob(items=4), GpuJob(items=1)),
+        ("synchronisation", GpuJob(items=4), GpuJob(items=1, products=25)),
         ("pageable-copies", GpuJob(pageable_us=48), GpuJob(pageable_us=36)),
         ("allocation", GpuJob(allocate_us=190), GpuJob(allocate_us=150)),
         ("small-kernels", GpuJob(small=85), GpuJob(small=75)),
@@ -291,7 +291,7 @@ def test_role_without_recordings_is_the_first_finding(tmp_path: Path) -> None:
         ("gpu/pair_rank0.json.gz", ["host-bound", "exposed-communication", "few-steps"]),
         ("gpu/amd_mi250.json.gz", ["host-bound", "few-steps"]),
         ("gpu/no_distributed_info.json.gz", ["idle-stage", "few-steps"]),
-        ("npu/trace_view.json", ["host-bound", "pointwise", "data-loading", "few-steps"]),
+        ("npu/trace_view.json", ["host-bound", "data-loading", "pointwise", "few-steps"]),
         ("npu/kernel_details.csv", ["exposed-communication", "few-steps"]),
     ],
 )

@@ -94,7 +94,7 @@ def test_pause_between_recordings_is_not_in_a_step(tmp_path: Path) -> None:
 
     steps = summarised(tmp_path, events).steps
 
-    assert [device.duration_us for step in steps for device in step.devices] == [900, 1_000, 1_000, 1_000]
+    assert [device.duration_us for step in steps for device in step.devices] == [1_000, 1_000, 1_000, 1_000]
 
 
 def test_gap_has_its_step_and_neighbouring_events(tmp_path: Path) -> None:
