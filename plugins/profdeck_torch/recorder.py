@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import resource
 import shutil
 import threading
@@ -14,7 +13,7 @@ from contextlib import AbstractContextManager
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import torch
@@ -33,7 +32,7 @@ from profdeck.plugin import (
     WindowPhase,
     recording_metadata,
 )
-from profdeck_torch import other_profilers
+from profdeck_torch import open_scopes, other_profilers
 from profdeck_torch.options import TorchOptions
 from profdeck_traces import Compressed, compress_in_child, compress_trace
 
@@ -83,10 +82,12 @@ class TorchRecorder:
             self.thread = threading.current_thread()
             self._capture.annotate = _annotate
             self._capture.end_step = self._end_step
+            open_scopes.watch()
             with self._rivals.ours():
                 self._cycles.start()
             self._rivals.__enter__()
         except BaseException:
+            open_scopes.unwatch()
             _recording_lock.release(self._capture)
             raise
 
@@ -106,6 +107,7 @@ class TorchRecorder:
         try:
             self._stop_cycles()
         finally:
+            open_scopes.unwatch()
             _recording_lock.release(self._capture)
 
     def _stop_cycles(self) -> None:
@@ -125,7 +127,7 @@ class TorchRecorder:
         )
         if threading.current_thread() is self.thread:  # A thread can stop only its own profiler.
             self._stop_cycles()
-            _end_open_scopes()
+            open_scopes.end_all()
         else:
             self._latest_cycle.lost = True
 
@@ -204,9 +206,6 @@ def _additional_records() -> _ExperimentalConfig:
 class _Cycle:
     """One use of ``torch.profiler.profile``, from warm-up to export."""
 
-    has_stopped: ClassVar[bool] = False
-    """True if a recording of this process has stopped."""
-
     def __init__(self, prof: profile, position: int, metadata: str) -> None:
         self.clock_readings: list[ClockAnchor] = []
         self.first: int | None = None
@@ -219,8 +218,7 @@ class _Cycle:
         prof.step_num = position  # Torch annotates steps as ProfilerStep#<step_num>.
 
     def start(self) -> None:
-        if self.has_stopped:
-            _end_open_scopes()
+        open_scopes.end_all()
         self._profile.start()
         # torch has already checked the flag. If the flag remains set, `stop` parses every event in Python.
         self._profile.profiler.acc_events = False
@@ -237,7 +235,6 @@ class _Cycle:
             annotation.__exit__(None, None, None)
 
     def stop(self) -> None:
-        _Cycle.has_stopped = True
         if self.lost:
             other_profilers.abandon_recording()
             return
@@ -296,22 +293,6 @@ def _create_artifact(
         base_time_ns=compressed.base_time_ns,
         anchors=anchors if len(compressed.anchors_ns) == len(clock_readings) else (),
     )
-
-
-def _end_open_scopes() -> None:
-    """End the `record_function` scopes of this process that are still open.
-
-    When a scope ends during a recording, torch writes the end time to the memory of the recording in which the scope
-    started. If that recording has already stopped, its memory has been freed, and the process crashes (observed with
-    torch 2.13). Call this before a recording starts, when torch writes nothing. Ending a scope again has no effect.
-    """
-    kinds = [record_function, *record_function.__subclasses__()]
-    for generation in range(3):
-        # Not `isinstance`: it reads `__class__`, which can run code in proxies and lazy modules.
-        objects = gc.get_objects(generation)
-        for scope in reversed([found for kind in kinds for found in objects if type(found) is kind]):  # inner first
-            if scope.record is not None:
-                record_function.__exit__(scope, None, None, None)
 
 
 def _annotate(name: str) -> AbstractContextManager[object]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("torch")
 
@@ -296,7 +297,8 @@ def test_demo_writes_one_json_document(tmp_path: Path) -> None:
     result = profdeck(tmp_path, "demo", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
-    assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", 2)
+    ranks = min(2, torch.cuda.device_count() or 2)
+    assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", ranks)
     assert document["summary"]["ranks"][0]["operators"]
     screen = profdeck(tmp_path, "summary", document["run"], "--no-cache").stdout
     first_screen = screen.splitlines()[:24]

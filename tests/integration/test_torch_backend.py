@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -483,8 +484,12 @@ from contextlib import ExitStack
 from torch.profiler import record_function
 from profdeck import Profiler
 
-def work():
+@record_function("work")
+def work(between=None):
     for _ in range(50):
+        torch.ones(2) + 1
+    if between is not None:
+        between()
         torch.ones(2) + 1
 
 window = json.loads(sys.argv[1])
@@ -499,17 +504,34 @@ for number in range(2, 82, 2):
         for depth in range(100):
             scopes.enter_context(record_function("scope"))
         scopes.enter_context(profiler.stage("forward"))
-        work()
         if window is None:
-            profiler.start(number + 1)
-            profiler.start(number + 2)
+            work(lambda: (profiler.start(number + 1), profiler.start(number + 2)))
         else:
-            profiler.step(number, "mini_batch")
+            work(lambda: profiler.step(number, "mini_batch"))
         work()
 profiler.stop()
 """
     subprocess.run([sys.executable, "-c", code, json.dumps(window)], cwd=tmp_path, check=True, timeout=120)
     assert len(traces(tmp_path / "run")) >= 40
+
+
+def test_start_does_not_depend_on_the_number_of_objects(build, model) -> None:
+    profiler = build(steps=["every 2"])
+
+    def start_s(step: int) -> float:
+        work(model)
+        begin = time.perf_counter()
+        profiler.start(step)
+        profiler.start(step + 1)  # also starts to warm up for the next step
+        return time.perf_counter() - begin
+
+    start_s(2)  # loads modules
+    few_s = min(start_s(step) for step in (4, 6, 8))
+    objects = [[] for _ in range(2_000_000)]
+    many_s = min(start_s(step) for step in (10, 12, 14))
+    assert len(objects) == 2_000_000
+    profiler.close()
+    assert many_s < few_s + 0.05
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGTERM)"])

@@ -638,7 +638,8 @@ def _unexplained(view: RankView, account: Account) -> Iterator[RankFinding]:
     """Yield a finding if the trace shows no cause for over 30 % of the time."""
     time_us = sum(owner.time_us for owner in account.owners if owner.kind in _UNEXPLAINED) / account.steps
     step_us = account.time_us / account.steps
-    if time_us > _MIN_UNEXPLAINED * step_us:
+    # If no device was recorded, another finding says so.
+    if time_us > _MIN_UNEXPLAINED * step_us and (view.rank.devices or not view.rank.launches):
         yield draft(
             view,
             UNEXPLAINED,

@@ -98,7 +98,7 @@ def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
     if lost:
         yield _notice(
             f"The device was not recorded: {lost[0].launches:,} launches have no kernel ({labels[lost[0].path]})",
-            "check that the profiler may record the device, for example that no other profiler uses it",
+            "include the device in the recorded activities, and check that no other profiler uses it",
             rule="device-not-recorded",
         )
     parts = [rank for rank in run.ranks if rank.unrecorded_steps]

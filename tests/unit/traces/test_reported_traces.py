@@ -111,6 +111,7 @@ def test_launches_without_kernels_are_a_device_that_was_not_recorded(summary_of:
     assert (rank.launches, rank.launches_without_work, rank.devices) == (48, 48, ())
     (finding,) = [finding for finding in findings if finding.rule == "device-not-recorded"]
     assert finding.text == "The device was not recorded: 48 launches have no kernel (trace.json)."
+    assert "unexplained" not in {finding.rule for finding in findings}
 
 
 def test_device_time_of_steps_without_recorded_kernels_is_unknown(summary_of: SummaryOf) -> None:

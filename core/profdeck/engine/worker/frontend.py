@@ -9,6 +9,7 @@ import attrs
 
 from profdeck.backends.backend_setup import supported_options
 from profdeck.base.identity import Identity
+from profdeck.config.options import COMMON_OPTIONS
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.recorder import EngineRecorder, handle_command
 from profdeck.records.request import CaptureRequest, Reply
@@ -41,8 +42,8 @@ class FrontendRecorder:
         return handle_command(command, payload, self._recorder, self._start, self._recorder.stop)
 
     def _start(self, request: CaptureRequest) -> None:
-        # The options are for the backend of the workers' device. The CPU backend may not support all of them.
-        supported = supported_options(device_backend(_DEVICE))
+        # The other options are for the backend of the workers' device, and some of them would use the device.
+        supported = COMMON_OPTIONS & supported_options(device_backend(_DEVICE))
         options = {**request.options, "activities": [_DEVICE]}
         frontend_request = attrs.evolve(
             request,

@@ -1,0 +1,50 @@
+"""`record_function` scopes that are still open when a recording stops.
+
+When a scope ends during a recording, torch writes the end time to the memory of the recording in which the scope
+started. If that recording has already stopped, its memory has been freed, and the process crashes (observed with torch
+2.13). Open scopes must therefore end before the next recording starts.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import weakref
+
+from torch.autograd.profiler import record_function
+
+_scopes: collections.deque[weakref.ref[record_function]] = collections.deque()
+"""Scopes that started during recordings, in the order of their start."""
+_enter = record_function.__enter__
+
+
+# Torch compiles this class to TorchScript. It then reads the source of the wrapped method.
+@functools.wraps(_enter)
+def _enter_and_remember(self: record_function) -> record_function:
+    _scopes.append(weakref.ref(self))
+    return _enter(self)
+
+
+def watch() -> None:
+    """Remember the scopes that start from now on, in any thread."""
+    record_function.__enter__ = _enter_and_remember
+
+
+def unwatch() -> None:
+    """Stop remembering scopes, and forget those that were deleted."""
+    if record_function.__enter__ is _enter_and_remember:  # another tool may have replaced it
+        record_function.__enter__ = _enter
+    for _ in range(len(_scopes)):
+        if (scope := _scopes.popleft())() is not None:
+            _scopes.append(scope)
+
+
+def end_all() -> None:
+    """End the remembered scopes, inner ones first. Call this while nothing is recorded, so that torch writes nothing.
+
+    Ending a scope again has no effect.
+    """
+    while _scopes:
+        scope = _scopes.pop()()
+        if scope is not None and scope.record is not None:
+            record_function.__exit__(scope, None, None, None)
