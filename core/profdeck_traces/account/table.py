@@ -34,11 +34,9 @@ MAX_OWNERS = 300
 MAX_GAINS = 8
 """Number of owners for which gains are computed, starting with the largest."""
 COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other ranks."
-NO_STACKS = (
-    "No Python stacks were recorded, so the lines are unknown, and Python code counts as "
-    f"'{KIND_TEXTS['between']}'. Record stacks to see both."
-)
 """Note for accounts with collectives that were not matched with those of other ranks."""
+NO_STACKS = f"No Python stacks: lines are unknown, and Python code is '{KIND_TEXTS['between']}'."
+"""Note for accounts of traces without stacks."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
