@@ -229,7 +229,8 @@ class Events:
         if not len(pairs):
             return np.full(len(rows), missing, np.int64)
         at = np.minimum(pairs.index_of(rows), len(pairs) - 1)
-        return np.where(pairs.row[at] == rows, pairs.value[at], missing)
+        # NumPy 2.5 converts a Python integer to the type of the values, which can be int32.
+        return np.where(pairs.row[at] == rows, pairs.value[at], np.int64(missing))
 
     def track_bounds(self) -> list[tuple[int, int]]:
         """Return, for each track with complete events, its first row and the row after its last."""
