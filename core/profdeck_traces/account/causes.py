@@ -22,10 +22,14 @@ from profdeck_traces.account.row_kinds import CONTEXTS, LAST_CALL, SYNCS, RowKin
 from profdeck_traces.account.step_patterns import (
     between_compiled_regions,
     callers,
+    callers_of_models,
     looping_functions,
     loops,
     main_callers,
+    models,
+    outermost,
     repeated_forward,
+    small_batches,
     small_kernels,
     step_rows,
 )
@@ -43,6 +47,7 @@ from profdeck_traces.reading.event_names import (
     is_pageable_copy,
     is_profiler_frame,
     is_unpickling,
+    is_validation_frame,
     is_worker_request,
     is_worker_wait,
 )
@@ -57,13 +62,14 @@ PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisati
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
 NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES = "new-buffers", "deep-copies", "exposed-copies"
+SMALL_BATCHES = "small-batches"
 INITIALISATION, UNPICKLING, OPEN_FUNCTION = "initialisation", "unpickling", "open-function"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
     PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES,
-    INITIALISATION, UNPICKLING, OPEN_FUNCTION,
+    INITIALISATION, UNPICKLING, OPEN_FUNCTION, SMALL_BATCHES,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -128,6 +134,7 @@ def _code(cause: str) -> int:
 
 
 _OF_WAITS = (_code(WAITING), _code(OTHER_THREAD))
+_LOOPS = frozenset({_code(LOOP), _code(SMALL_BATCHES)})
 _NO_GAIN = frozenset({_code(WAITING), _code(OPEN_FUNCTION)})
 _HAS_PLACE = np.ones(len(CAUSES) + 1, np.bool_)
 _HAS_PLACE[[
@@ -165,7 +172,8 @@ class PathCauses:
         self._head = _root_operators(names)
         caller = callers(names, kinds)
         functions = looping_functions(names, caller)
-        self._label = np.append(_labels(names, kinds, self._head, functions), np.uint8(0))
+        model = models(names)
+        self._label = np.append(_labels(names, kinds, self._head, functions, model), np.uint8(0))
         self._frame, self._annotation, self._collective = _callers_of_collectives(names, kinds)
         self._in_collective = _in_collective(names, kinds)
         if self._in_collective is not None:
@@ -175,6 +183,13 @@ class PathCauses:
         self._is_load = np.array([is_checkpoint_load(text) for text in texts], np.bool_)
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
+        in_model = np.flatnonzero(np.isin(self._label[:-1], (_code(REPEATED), _code(SMALL_BATCHES))))
+        of_model = callers_of_models(names, model[in_model])
+        self._place[in_model[of_model >= 0]] = names.events.name[of_model[of_model >= 0]]
+        is_validation = names.events.with_name(names.events.has_category({PYTHON}), is_validation_frame)
+        if is_validation.any():
+            validation = outermost(names, is_validation)
+            self._frame = np.where(validation >= 0, validation, self._frame)
         self._callers = main_callers(names, caller)
         received, unpickling = _received_batches(names)
         self._is_received, self._is_unpickling = np.append(received, False), np.append(unpickling, False)
@@ -431,7 +446,7 @@ class PathCauses:
             call = values_at(self._collective, row)
             head = np.where(call >= 0, call, head)
         of_head = values_at(name, head)
-        if cause == _code(LOOP):
+        if cause in _LOOPS:
             of_head[~names.is_operator[head]] = -1
         module = values_at(names.module_paths[0], row)
         return [
@@ -461,7 +476,7 @@ class PathCauses:
 
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._places[key], self._texts
-        name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
+        name = group.most_called() if key.cause in _LOOPS else group.main(0)
         if key.cause == _code(CHECKPOINT):
             name = next((of for of in group.calls if of >= 0 and self._is_load[of]), name)
         has_gain &= group.gain.is_known
@@ -657,7 +672,7 @@ def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _
     is_annotation = events.has_category({ANNOTATION})
     is_annotation[step_rows(names, kinds)] = False
     is_user = events.with_name(is_python, is_user_frame)
-    call = _outermost(names, events.with_name(is_python, lambda name: _COLLECTIVE_FUNCTION.match(name) is not None))
+    call = outermost(names, events.with_name(is_python, lambda name: _COLLECTIVE_FUNCTION.match(name) is not None))
 
     def with_callers(of_event: _Rows, of_caller: _Rows) -> _Rows:
         changed = of_event.copy()
@@ -669,16 +684,6 @@ def _callers_of_collectives(names: Attribution, kinds: _Codes) -> tuple[_Rows, _
         with_callers(annotation, np.where(is_annotation[caller], caller, values_at(annotation, caller))),
         with_callers(call, values_at(call, caller)),
     )
-
-
-def _outermost(names: Attribution, kind: Mask) -> _Rows:
-    """Return the outermost event of a kind around each event, or -1. An event of that kind counts as around itself."""
-    events = names.events
-    inner = np.where(kind, np.arange(events.complete, dtype=np.int32), events.innermost(kind))
-    outer = inner
-    while ((above := values_at(inner, values_at(events.parent, outer))) >= 0).any():
-        outer = np.where(above >= 0, above, outer)
-    return outer
 
 
 def _resumed(names: Attribution) -> _Rows:
@@ -711,7 +716,7 @@ def _resumed(names: Attribution) -> _Rows:
     return rows
 
 
-def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> _Codes:
+def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows, model: _Rows) -> _Codes:
     """Return the cause code of each event, or 0 if it has no cause."""
     events = names.events
     label = np.zeros(events.complete, np.uint8)
@@ -741,6 +746,8 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) ->
     if names.has_frames or not is_device.any():
         # A graph is launched by a single call, so a loop over its operators takes no time on the host.
         label[loops(names, kinds, head, functions) & (head < names.first_captured)] = _code(LOOP)
+        is_small = small_batches(names, kinds, head, model) & (head < names.first_captured)
+        label[is_small & np.isin(label, (0, _code(PYTHON_CODE)))] = _code(SMALL_BATCHES)
     is_copy = events.with_name(is_python, lambda name: _DEEP_COPY.search(name) is not None)
     label[(events.innermost(is_copy) >= 0) & ~is_device] = _code(DEEP_COPY)
     # Calls that free memory can wait for the device. This wait is included.

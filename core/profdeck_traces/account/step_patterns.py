@@ -87,6 +87,57 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> M
     return is_loop
 
 
+def outermost(names: Attribution, kind: Mask) -> _Rows:
+    """Return the outermost event of a kind around each event, or -1. An event is also around itself."""
+    events = names.events
+    is_outermost = kind & (values_at(events.innermost(kind), events.parent) < 0)
+    return events.innermost(is_outermost)
+
+
+def models(names: Attribution) -> _Rows:
+    """Return the row of the outermost ``nn.Module`` call around each event, or -1."""
+    is_python = names.events.has_category({PYTHON})
+    return outermost(names, names.events.with_name(is_python, lambda name: module_class(name) is not None))
+
+
+def callers_of_models(names: Attribution, model: _Rows) -> _Rows:
+    """Return the row of the user function that calls each model, or -1."""
+    return values_at(names.frame, values_at(names.events.parent, model))
+
+
+def small_batches(names: Attribution, kinds: _Codes, head: _Rows, model: _Rows) -> Mask:
+    """Return a mask of the events in calls of a model that a function calls at least 64 times in a step.
+
+    At least half of the time of the model's operators must be in operators shorter than 100 us. `model` is the result
+    of `models`.
+    """
+    events = names.events
+    found = np.zeros(events.complete, np.bool_)
+    calls = np.flatnonzero(model == np.arange(events.complete))
+    caller = callers_of_models(names, model[calls])
+    calls, caller = calls[caller >= 0], caller[caller >= 0]
+    _, starts = _steps(names, kinds)
+    if not len(calls) or not len(starts):
+        return found
+    count = np.int64(len(events.names))
+    step = starts.searchsorted(events.start_ns[calls], side="right")
+    keys = (step * count + events.name[caller]) * count + events.name[calls]
+    _, key, calls_of_key = np.unique(keys, return_inverse=True, return_counts=True)
+    key_of_call = np.full(events.complete, -1)
+    key_of_call[calls] = key
+    roots = np.flatnonzero(names.is_operator & (head == np.arange(events.complete)) & (model >= 0))
+    of_root = key_of_call[model[roots]]
+    roots, of_root = roots[of_root >= 0], of_root[of_root >= 0]
+    time_ns = events.duration_ns[roots]
+    total, small = (
+        np.bincount(of_root, weights=weights, minlength=len(calls_of_key))
+        for weights in (time_ns, np.where(time_ns < _MAX_SMALL_NS, time_ns, 0))
+    )
+    is_used = (calls_of_key >= _MIN_LOOP) & (2 * small >= total)
+    found[calls[is_used[key]]] = True
+    return values_at(found.astype(np.int32), model) > 0
+
+
 def small_kernels(names: Attribution, kinds: _Codes) -> Mask:
     """Return a mask of kernels shorter than 10 us, and of operators that launch only such kernels.
 

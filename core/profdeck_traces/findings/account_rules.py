@@ -327,6 +327,16 @@ _CAUSES = {
             else "fuse them with torch.compile"
         ),
     ),
+    causes.SMALL_BATCHES: _Cause(
+        rule="small-batches",
+        condition="A function calls a model at least 64 times in a step, and operators of less than 100 us take at least "
+        "half of the model's time, over 10 %.",
+        min_share=0.1,
+        subject=lambda _, calls: f"Calling a model many times, with small operators ({calls}), takes",
+        cure=_fixed("pass more inputs in each call, such as all sequences together"),
+        needs_stacks=True,
+        runs_operators=True,
+    ),
     causes.PYTHON_CODE: _Cause(
         rule="python-code",
         condition="Python code that runs no operator, over 10 %.",

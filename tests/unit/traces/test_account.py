@@ -64,7 +64,7 @@ def check_path(path: Path, *, max_checked: int = 200) -> None:
     for begin, end, part in recording.parts():
         if begin == end:
             continue
-        positions = np.where(part.row >= 0, events.all["row"][part.row], -1).tolist()
+        positions = np.where(part.row >= 0, events.all["row"][part.row].astype(np.int64), -1).tolist()
         owners = [
             Owner(*owner)
             for owner in zip(

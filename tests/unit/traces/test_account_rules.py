@@ -623,6 +623,38 @@ def test_layers_of_a_model_are_no_python_loop(tmp_path: Path, name: str, rules: 
     assert [finding.rule for finding in run.findings] == rules
 
 
+def generated(sequences: int, operator_us: int) -> Item:
+    """Return calls of a function that calls a model for each of 16 tokens of a sequence."""
+    layer = frame("nn.Module: Linear_0", operator_us, operator("aten::linear", operator_us))
+    model = frame("nn.Module: Net_0", operator_us, frame("model.py(9): forward", operator_us, layer))
+    return function(16 * sequences * operator_us, *[frame("train.py(60): decode", 16 * operator_us, *[model] * 16)] * sequences)
+
+
+def test_many_calls_of_a_model_with_small_operators_are_at_their_caller(tmp_path: Path) -> None:
+    (finding,) = Job().write(tmp_path / "small.json", [generated(4, 50)]).findings
+    assert (finding.rule, finding.where.function, finding.where.line) == ("small-batches", "decode", 60)
+    assert finding.gain_us == pytest.approx(4 * 16 * 50)
+    assert "(64 calls of aten::linear per step)" in finding.text
+    assert Job().write(tmp_path / "few.json", [generated(3, 50)]).findings == ()
+    assert Job().write(tmp_path / "large.json", [generated(4, 120)]).findings == ()
+
+
+def test_a_second_forward_pass_is_at_the_function_that_calls_the_model(tmp_path: Path) -> None:
+    inner = frame("model.py(9): forward", 1_000, operator("aten::linear", 1_000, SHAPES))
+    again = frame("nn.Module: Net_0", 1_000, inner)
+    items = [stage("a", forward(number=1), frame("train.py(60): accuracy", 1_000, again)), backward(1)]
+    run = Job(steps=3).write(tmp_path / "job.json", items)
+    (finding,) = [finding for finding in run.findings if finding.rule == "duplicated-work"]
+    assert (finding.where.function, finding.where.line) == ("accuracy", 60)
+
+
+def test_validation_is_at_its_own_function(tmp_path: Path) -> None:
+    inner = frame("model.py(9): forward", 2_000, operator("aten::linear", 2_000))
+    items = [function(2_000, frame("train.py(60): validate", 2_000, frame("nn.Module: Net_0", 2_000, inner)))]
+    (finding,) = Job().write(tmp_path / "job.json", items).findings
+    assert (finding.rule, finding.where.function, finding.where.line) == ("validation", "validate", 60)
+
+
 def test_loop_over_a_helper_function_is_at_its_caller(tmp_path: Path) -> None:
     calls = [frame("train.py(60): step_of_loop", 20, operator("aten::select", 20))] * 64
     (finding,) = Job().write(tmp_path / "loop.json", [function(64 * 20, *calls)]).findings
