@@ -53,7 +53,9 @@ def check_run(kind: str) -> None:
         ranks = [rank for capture in read_run(OUT / kind).captures for rank in capture.ranks]
         report.figure("ranks recorded", f"{sum(rank.status == 'complete' for rank in ranks)} of {len(ranks)}")
         reasons = [(*rank.problems, *rank.notes) for rank in ranks]
-        waited = [rank.status == "complete" or "held by process" in str(of) for rank, of in zip(ranks, reasons, strict=True)]
+        waited = [
+            rank.status == "complete" or "held by process" in str(of) for rank, of in zip(ranks, reasons, strict=True)
+        ]
         report.check("incomplete ranks report the lease holder", all(waited), reasons)
         report.check("at least one rank is complete", any(rank.status == "complete" for rank in ranks))
     else:

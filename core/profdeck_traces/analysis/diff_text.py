@@ -13,7 +13,12 @@ from profdeck_traces.analysis.owner_names import function_text, name_of_owner, t
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
-MANY = {"annotations": "stages and annotations", "categories": "classes", "kernels": "kernels", "operators": "operators"}
+MANY = {
+    "annotations": "stages and annotations",
+    "categories": "classes",
+    "kernels": "kernels",
+    "operators": "operators",
+}
 _UNNAMED = frozenset({"between", "not recorded"})
 """Owner kinds that name no event."""
 _LEAST_P = 0.0001

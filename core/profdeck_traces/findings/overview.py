@@ -24,7 +24,7 @@ from profdeck_traces.analysis.owner_names import function_text, located_name, ti
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.step_names import ITERATION
-from profdeck_traces.attribution.frames import parse_frame
+from profdeck_traces.attribution.frames import is_user_frame, parse_frame
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.finding import is_note
 from profdeck_traces.findings.rank_finding import MACHINE_BUSY, WAITED_FOR_CPU
@@ -39,6 +39,8 @@ _WAITS = frozenset(kind.label for kind in (OwnerKind.WAIT_FOR_RANK, OwnerKind.WA
 _MIN_SHARE = 0.01
 """Owners with a smaller share of the step are combined or omitted in tables."""
 _MAX_LISTED = 4
+_MOST_FUNCTIONS, _MIN_FUNCTION_SHARE = 3, 0.05
+"""Functions in the verdict if no cause was found."""
 
 _LEAST_SIDE = 0.005
 _LONGER = 1.005
@@ -256,6 +258,15 @@ class Team:
         represented = {part for row in shown for part in parts[row]}
         return shown, [row for row in self.account if row not in represented]
 
+    def largest_functions(self) -> dict[str, float]:
+        """Return the user functions with the most time, at most three, with their shares of the step."""
+        shares: dict[str, float] = {}
+        for row in self.account:
+            if row.origin and row.kind not in _WAITS and is_user_frame(row.origin):
+                shares[row.origin] = shares.get(row.origin, 0.0) + row.share
+        largest = sorted(shares, key=lambda frame: -shares[frame])[:_MOST_FUNCTIONS]
+        return {frame: shares[frame] for frame in largest if shares[frame] >= _MIN_FUNCTION_SHARE}
+
     def captions(self, rows: Sequence[OwnerRow]) -> Iterator[str]:
         """Yield the sentences below a table with some rows of the account."""
         if any(row.gain_us is not None for row in rows):
@@ -299,7 +310,7 @@ def _cause(run: RunSummary) -> Finding | None:
 
 
 def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
-    """Return the first finding that isn't a note. If there is none, describe the largest owner of the longest step."""
+    """Return the first finding that isn't a note. If there is none, describe where the longest step spends its time."""
     if (finding := _cause(run)) is not None:
         return finding.text
     team = max((team for team in teams if team.account), key=lambda team: team.step_us, default=None)
@@ -309,6 +320,9 @@ def verdict_of(run: RunSummary, teams: Sequence[Team]) -> str:
         return "No cause stands out."
     whose = f" of {team.name}" if len(teams) > 1 and team.name else ""
     time = ms(sum(row.mean_us for row in team.account))
+    if functions := team.largest_functions():
+        places = ", ".join(f"{share:.0%} in {function_text(frame)}" for frame, share in functions.items())
+        return f"No cause stands out: the {team.unit}{whose} takes {time} ms: {places}."
     part = owner_text(owner.title, located_name(owner.name, owner.origin))
     if owner.name is None and owner.origin:
         part += f" in {function_text(owner.origin)}"
@@ -522,7 +536,9 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
         kind, title, name, line, origin = row
         gains = [(weight, *accounts[path].row_gain(owners)) for path, (weight, owners) in rows[row].items()]
         # The awaited rank never waits for itself, and some other ranks might not wait for it either.
-        has_gain = (kind in _WAITS or len(gains) == len(accounts)) and all(gain_us is not None for _, gain_us, _ in gains)
+        has_gain = (kind in _WAITS or len(gains) == len(accounts)) and all(
+            gain_us is not None for _, gain_us, _ in gains
+        )
         limits = {limit for _, _, limit in gains}
         result.append(
             OwnerRow(

@@ -92,7 +92,9 @@ def test_points_equal_the_medians_of_the_summary(slower: Path) -> None:
     for point in step_series.points:
         summary, _ = summarise([slower / f"step_{point.first_step:06d}"])
         medians = [
-            statistics.median(device.duration_us for step in rank.steps for device in step.devices if device.is_followed)
+            statistics.median(
+                device.duration_us for step in rank.steps for device in step.devices if device.is_followed
+            )
             for rank in summary.ranks
         ]
         assert (point.value, point.ranks) == (statistics.fmean(medians), 2)
