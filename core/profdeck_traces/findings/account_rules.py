@@ -329,8 +329,8 @@ _CAUSES = {
     ),
     causes.SMALL_BATCHES: _Cause(
         rule="small-batches",
-        condition="A function calls a model at least 64 times in a step, and operators shorter than 100 us take half of "
-        "the model's time or more, over 10 %.",
+        condition="A function calls a model at least 64 times in a step, and operators shorter than 100 us take half "
+        "of the model's time or more, over 10 %.",
         min_share=0.1,
         subject=lambda _, calls: f"Calling a model many times, with small operators ({calls}), takes",
         cure=_fixed("pass more inputs in each call, such as all sequences together"),
