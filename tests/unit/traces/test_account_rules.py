@@ -285,6 +285,26 @@ def on_busy_machine(run: RunSummary, wait_s: float | None, *, throttled_s: float
     return with_findings(attrs.evolve(run, ranks=tuple(attrs.evolve(rank, host_load=load) for rank in run.ranks)))
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_waits_for_a_cpu_do_not_make_bursts_of_work_in_each_step(tmp_path: Path, is_busy: bool) -> None:
+    run = Job().write(tmp_path / "job.json", [operator("aten::mm", 1_000, DOUBLE)])
+    (rank,) = run.ranks
+    assert rank.account is not None
+    steps_us = (200.0, 200.0, 200.0, 200.0, 2_600.0, 2_600.0)
+    causes = tuple(attrs.evolve(of, steps_us=steps_us) if of.cause == "float64" else of for of in rank.account.causes)
+    run = attrs.evolve(run, ranks=(attrs.evolve(rank, account=attrs.evolve(rank.account, causes=causes)),))
+    (finding,) = (of for of in on_busy_machine(run, 4 if is_busy else 0).findings if of.rule == "float64")
+    share = "10% of each step (1.00 ms)" if is_busy else "2.60 ms in 2 of 6 steps instead of 0.20 ms"
+    cure = "in float32, each step would be about 0.50 ms shorter"
+    assert finding.text == f"Work in float64, most of it in aten::mm, takes {share} in main (train.py:5); {cure}."
+
+
+def test_work_in_few_steps_is_a_burst_on_a_busy_machine(tmp_path: Path) -> None:
+    run = on_busy_machine(Job().write(tmp_path / "one.json", [function(8_000)], in_steps=[4]), 4)
+    (finding,) = (of for of in run.findings if of.rule == "python-code")
+    assert "takes 8.00 ms in step 4 instead of 0.00 ms" in finding.text
+
+
 @pytest.mark.parametrize(("wait_s", "is_found"), [(1.9, False), (2.1, True), (None, True)])
 def test_short_wait_for_a_cpu_is_a_note(tmp_path: Path, wait_s: float | None, is_found: bool) -> None:
     run = on_busy_machine(Job().write(tmp_path / "job.json", []), wait_s)
