@@ -11,7 +11,7 @@ import attrs
 from benchmarks.diagnosis.recipe import Answer, Lines, Recipe, Truth
 
 TOLERANCE = 0.2
-NOTICES = frozenset({"incomplete", "few-steps", "cold-step", "busy-machine"})
+NOTICES = frozenset({"incomplete", "partial-recording", "few-steps", "cold-step", "busy-machine"})
 """Rules about the recording rather than the job. Other users of the machine can trigger ``busy-machine``."""
 _LINE = re.compile(r"([\w.-]+\.py)(?::|\(|, line |\", line )(\d+)")
 

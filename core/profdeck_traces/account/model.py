@@ -12,11 +12,11 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
 """An owner's kind, title, name, line and origin."""
 
-_JOINED = frozenset(
+JOINED = frozenset(
     {"profiler", "data loading", "garbage collection", "checkpoint", "compilation", "output", "validation"}
 )
 """Owners of these kinds share one row per function, because many short events explain the time only together."""
-NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role", *_JOINED})
+NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role", *JOINED})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 
 
@@ -94,7 +94,7 @@ class OwnerIdentity:
         """Kind, title, name, line and origin. Tables combine owners with the same values in one row."""
         if self.kind == "profiler":  # the profiler's caller doesn't explain the profiler's time
             return self.kind, self.title, None, None, None
-        name = None if self.kind in _JOINED else self.name
+        name = None if self.kind in JOINED else self.name
         return self.kind, self.title, name, self.line, self.origin
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from profdeck_traces.account.model import OwnerIdentity
+from profdeck_traces.account.model import OwnerIdentity, OwnerRowKey
 from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.analysis.rank_sum_test import LEVEL
 
@@ -238,6 +238,15 @@ class AccountDiff:
     step_delta_ns: int
     owners: tuple[OwnerChange, ...]
     """Owners from either side, sorted by absolute difference, largest first."""
+
+    @property
+    def rows(self) -> dict[OwnerRowKey, tuple[int, int]]:
+        """Time of each table row before and after, in nanoseconds per step."""
+        times: dict[OwnerRowKey, tuple[int, int]] = {}
+        for owner in self.owners:
+            before_ns, after_ns = times.get(owner.row, (0, 0))
+            times[owner.row] = before_ns + owner.before_ns, after_ns + owner.after_ns
+        return times
 
 
 @attrs.frozen(kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from profdeck_traces.account.model import NAMELESS
+from profdeck_traces.account.model import JOINED, NAMELESS, OwnerRowKey
 from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
 from profdeck_traces.analysis.formatting import ms, relative
 from profdeck_traces.analysis.host_states import NOTHING
-from profdeck_traces.analysis.owner_names import function_text, name_of_owner, title_text
+from profdeck_traces.analysis.owner_names import function_text, located_name, title_text
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
@@ -21,6 +21,14 @@ MANY = {
 }
 _UNNAMED = frozenset({"between", "not recorded"})
 """Owner kinds that name no event."""
+_PLURALS = {
+    "copy": "copies",
+    "launch latency": "launch latencies",
+    "python": "python functions",
+    "wait for rank": "waits for rank",
+    "wait for thread": "waits for threads",
+}
+"""Plurals of owner kinds. Other kinds end with an "s"."""
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _NS_PER_US = 1000
@@ -121,13 +129,18 @@ def _why(role: RoleDiff, main: Change) -> str:
     rest_label = "not explained"
     owners: list[tuple[str, float]] = []
     largest: list[tuple[str, float]] = []
-    step_us = total_us
+    step_us = shown_us = total_us
+    # If the device lags behind the host, its steps change differently from those of the host.
+    is_other = False
     if account is not None and account.step_delta_ns * total_us > 0:
         step_us = account.step_delta_ns / _NS_PER_US
+        is_other = abs(step_us - total_us) > _LEAST_PART * abs(total_us)
+        # The sentence also states the change in the median.
+        shown_us = step_us if is_other else max(step_us, main.impact_us, key=abs)
         # The account covers the entire change, so the remainder belongs to owners that are not listed.
         rest_label = "other owners"
-        owners = _most_of(_owners(account), step_us)
-        located = _most_of(_owners_by_function(account), step_us)
+        owners = _most_of(_owners(account), shown_us)
+        located = _most_of(_owners_by_function(account), shown_us)
         if located and (not owners or abs(located[0][1]) > (1 + _LEAST_PART) * abs(owners[0][1])):
             owners = located
         largest = [change for change in _owners_by_line(account) if abs(change[1]) > _LEAST_PART * abs(step_us)]
@@ -136,19 +149,17 @@ def _why(role: RoleDiff, main: Change) -> str:
     if slowdown is not None:
         of_stages, names, rest_label = [], [slowdown], "other changes"
     elif not names and any(label not in _UNNAMED for label, _ in largest):
-        return _largest_owners(largest, step_us)
+        return _largest_owners(largest, step_us, shown_us)
     if not owners and slowdown is None:
         names += _other_names(role, main, largest, total_us, with_sections=source is role, has_stage=bool(names))
     if names:
         explained_us = max((time_us for _, time_us in owners or names), key=abs)
         listed = f"{_listed(of_stages)}; by owner: {_listed(owners)}" if of_stages and owners else _listed(names)
         rest = _remainder((step_us if owners else total_us) - explained_us, total_us, rest_label)
-        # If the device lags behind the host, its steps change differently from those of the host.
-        is_other = bool(owners) and abs(step_us - total_us) > _LEAST_PART * abs(total_us)
-        path = f"on the critical path, the step changes by {step_us / 1000:+,.3f} ms; " if is_other else ""
+        path = f"on the critical path, the step changes by {step_us / 1000:+,.3f} ms; " if owners and is_other else ""
         return f"{path}most of it: {listed}{rest}"
     if largest:
-        return _largest_owners(largest, step_us)
+        return _largest_owners(largest, step_us, shown_us)
     names = [
         (part.name, part.delta_us)
         for part in parts
@@ -220,13 +231,17 @@ def _main_owner(owners: Sequence[tuple[str, float]], total_us: float) -> tuple[s
 
 
 def _owners(account: AccountDiff) -> list[tuple[str, float]]:
-    """Return the named owners with their changes in microseconds per step. Owners with equal labels are summed."""
-    changes: dict[str, float] = {}
-    for owner in account.owners:
-        if (name := name_of_owner(owner)) is not None:
-            label = name if owner.rank is None else f"{owner.title} {name}"
-            changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
-    return list(changes.items())
+    """Return the owners, combined as in the table, with their changes in microseconds per step. Omit unnamed owners."""
+    changes = []
+    for (kind, title, name, _, origin), (before_ns, after_ns) in account.rows.items():
+        text = located_name(name, origin)
+        if text is None and kind in JOINED:
+            text = f"{title} in {function_text(origin)}" if origin else title
+        elif text is not None and title != kind:
+            text = f"{title} {text}"
+        if text is not None:
+            changes.append((text, (after_ns - before_ns) / _NS_PER_US))
+    return changes
 
 
 def _owners_by_function(account: AccountDiff) -> list[tuple[str, float]]:
@@ -243,24 +258,40 @@ def _owners_by_line(account: AccountDiff) -> list[tuple[str, float]]:
     """Return changes by kind and line in microseconds per step, largest first.
 
     Many short events of one line can explain a change together. Waits for one rank are summed regardless of the line.
+    The label of a sum of several table rows starts with "all", because a row can have the same kind and line.
     """
     changes: dict[str, float] = {}
+    rows: dict[str, set[OwnerRowKey]] = {}
+    sums: dict[str, str] = {}
     for owner in account.owners:
         if owner.name is None and owner.kind not in NAMELESS:  # a sum of small owners
             continue
+        kinds = _PLURALS.get(owner.kind, f"{owner.kind}s")
         if owner.rank is not None:
-            label = f"{owner.kind} {owner.rank}"
+            label, of_all = f"{owner.kind} {owner.rank}", f"{kinds} {owner.rank}"
+        elif line := owner.row[3]:
+            place = function_text(line)
+            label, of_all = f"{title_text(owner.kind)} in {place}", f"{kinds} in {place}"
         else:
-            label = f"{title_text(owner.kind)} in {function_text(owner.line)}" if owner.line else owner.label
+            label, of_all = owner.label, f"{kinds} {owner.name}"
         changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
-    return sorted(changes.items(), key=lambda change: -abs(change[1]))
+        rows.setdefault(label, set()).add(owner.row)
+        sums[label] = f"all {of_all}"
+    named = [(sums[label] if len(rows[label]) > 1 else label, change_us) for label, change_us in changes.items()]
+    return sorted(named, key=lambda change: -abs(change[1]))
 
 
-def _largest_owners(owners: Sequence[tuple[str, float]], total_us: float) -> str:
-    """List the largest changes of the account, and the sum of the others if it exceeds a tenth of the total."""
+def _largest_owners(owners: Sequence[tuple[str, float]], total_us: float, shown_us: float) -> str:
+    """List the largest changes of the account, and the sum of the others if it exceeds a tenth of the total.
+
+    Args:
+        owners: Changes in microseconds per step, largest first.
+        total_us: Change of the account's step.
+        shown_us: Change of which "most of it" must be at least half.
+    """
     listed = owners[:_MOST_PARTS]
     rest_us = total_us - sum(time_us for _, time_us in listed)
-    most = "most of it: " if _is_most(listed[0][1], total_us) else ""
+    most = "most of it: " if _is_most(listed[0][1], shown_us) else ""
     others = [("other owners", rest_us)] if abs(rest_us) > _LEAST_PART * abs(total_us) else []
     return f"{most}{_listed([*listed, *others])}"
 

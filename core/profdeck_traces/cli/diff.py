@@ -246,12 +246,7 @@ def _section(  # noqa: PLR0913, PLR0917 - callers bind all parameters but the la
 
 def _account(heading: str, account: AccountDiff, width: int, limit: int) -> list[Text]:
     """Format the owners whose time changed. The last row is the step, the sum of all other rows."""
-    times: dict[tuple[str, str, str | None, str | None], tuple[int, int]] = {}
-    for owner in account.owners:
-        kind, title, name, _, origin = owner.row
-        key = kind, title, name, origin
-        before, after = times.get(key, (0, 0))
-        times[key] = before + owner.before_ns, after + owner.after_ns
+    times = account.rows
     least = _LEAST_OWNER * max(account.step_before_ns, account.step_after_ns)
     changed = [key for key, (before, after) in times.items() if abs(after - before) >= least]
     changed = [key for key in changed if key[2] or key[0] in NAMELESS]
@@ -259,9 +254,11 @@ def _account(heading: str, account: AccountDiff, width: int, limit: int) -> list
     if not shown:
         return []
     room = width - 32  # the other columns and the gaps take 32
-    columns = owner_columns([key[1:] for key in shown], room, full=width >= text_layout.UNLIMITED)
+    columns = owner_columns(
+        [(title, name, origin) for _, title, name, _, origin in shown], room, full=width >= text_layout.UNLIMITED
+    )
     rows = [
-        [*_of_times(*times[key]), owner, place if key[3] else ""]
+        [*_of_times(*times[key]), owner, place if key[4] else ""]
         for key, (owner, place) in zip(shown, columns, strict=True)
     ]
     others = [sides for key, sides in times.items() if key not in shown]
@@ -269,7 +266,7 @@ def _account(heading: str, account: AccountDiff, width: int, limit: int) -> list
         before, after = (sum(sides[side] for sides in others) for side in (0, 1))
         rows.append([*_of_times(before, after), plural(len(others), "other"), ""])
     rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "step", ""])
-    header = ("before ms", "after ms", "change ms", heading, location_heading([key[3] for key in shown]))
+    header = ("before ms", "after ms", "change ms", heading, location_heading([key[4] for key in shown]))
     lines = text_layout.aligned(header, rows, width, left=(heading,))
     if account.borders_before != account.borders_after:
         rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"

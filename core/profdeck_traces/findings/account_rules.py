@@ -37,6 +37,8 @@ _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
 _MIN_CALLS = 1.5
 """With fewer calls per step, there is nothing to overlap."""
+_MIN_BURST_IF_BUSY = 20
+"""Minimum ratio of a burst to the median, if the recording thread waited for a CPU."""
 _WAITS_FOR_BACKWARD = "run_backward"
 
 
@@ -64,6 +66,8 @@ class _Cause:
     """True if all of the cause's time can be inside operators, so that a trace without stacks never rules it out."""
     gain_share: float = 1.0
     """Fraction of the gain that the action can save."""
+    after_cure: str | None = "without it"
+    """Start of the sentence that states the gain; ``None`` if the gain is too uncertain to be stated."""
 
 
 def _fixed(text: str) -> Callable[..., str]:
@@ -247,6 +251,7 @@ _CAUSES = {
         subject=_fixed("Python code of another thread, which needs the GIL, overlaps"),
         cure=_fixed("run this function in another process, such as with multiprocessing, to free the GIL"),
         gain_share=0.5,
+        after_cure=None,
     ),
     causes.FLOAT64: _Cause(
         rule="float64",
@@ -258,6 +263,7 @@ _CAUSES = {
         ),
         is_certain=True,
         gain_share=0.5,
+        after_cure="in float32",
     ),
     causes.SINGLE_VALUES: _Cause(
         rule="single-values",
@@ -541,17 +547,19 @@ def _is_backward(one: CauseTime) -> bool:
 def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> RankFinding:
     step_us, steps = account.time_us / account.steps, account.steps
     time_us, gain_us = one.time_us / steps, _gain_us(view, account, one, cause)
-    bursts = _bursts(one)
+    bursts = _bursts(one, is_busy=bool(view.cpu_wait_share))
     subject = cause.subject(one, _calls(one, account))
     if bursts:
         text = f"{subject} {_burst_text(view, one, bursts)}{_where(one)}"
     else:
         where = "" if one.cause == causes.PROFILER else _where(one)
         text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){where}"
-    if gain_us < 0.8 * time_us and cause.gain_share == 1:
+    if gain_us < _ALMOST_ALL * time_us and cause.after_cure:
+        is_limited = gain_us < _ALMOST_ALL * cause.gain_share * time_us
         limit = None if one.next_limit is None else OwnerKind.from_label(one.next_limit)
-        limited = "" if limit in {None, OwnerKind.BETWEEN} else f", limited by {limit.with_side}"
-        text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter{limited}"
+        limited = f", limited by {limit.with_side}" if is_limited and limit not in {None, OwnerKind.BETWEEN} else ""
+        about = "" if cause.gain_share == 1 else "about "
+        text += f"; {cause.after_cure}, {_each(account)} would be {about}{ms(gain_us)} shorter{limited}"
     period = _period(bursts) if one.cause == causes.DATA_LOADING and _uses_workers(view) else 0
     if period:
         text += f". The delay recurs every {period} steps, which suggests one slow worker"
@@ -594,13 +602,18 @@ def _stage(one: CauseTime) -> str | None:
     return one.annotation
 
 
-def _bursts(one: CauseTime) -> list[int]:
-    """Return the indices of the steps with most of the time, or an empty list if it is spread over many steps."""
+def _bursts(one: CauseTime, *, is_busy: bool) -> list[int]:
+    """Return the indices of the steps with most of the time, or an empty list if it is spread over many steps.
+
+    Waits for a CPU lengthen the same work in some steps, so a cause on a busy machine has bursts only if it takes
+    hardly any time in the other steps.
+    """
     if len(one.steps_us) < _FEWEST_STEPS:
         return []
     median_us = statistics.median(one.steps_us)
     mean_us = one.time_us / len(one.steps_us)
-    bursts = [step for step, time_us in enumerate(one.steps_us) if time_us > 2 * median_us and time_us > mean_us]
+    factor = _MIN_BURST_IF_BUSY if is_busy else 2
+    bursts = [step for step, time_us in enumerate(one.steps_us) if time_us > factor * median_us and time_us > mean_us]
     excess_us = sum(one.steps_us[step] - median_us for step in bursts)
     return bursts if 2 * len(bursts) <= len(one.steps_us) and excess_us >= one.time_us / 2 else []
 

@@ -24,10 +24,11 @@ from profdeck_traces.findings.rollout_rules import IDLE_TRAINER, NO_REQUESTS, TO
 _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
 _MAX_CPU_WAIT = 0.2
-"""If a busy machine's CPU wait is a larger fraction of the step, its share is doubled to sort the findings."""
+"""A busy machine's CPU wait up to this fraction of the step is a note. A longer wait is a finding, and its share is
+doubled to sort the findings."""
 _MAX_PROFILER_NOTE = 0.2
 """Profiler work up to this fraction of the step is a note, not a cause, because it lengthens all times alike."""
-_NOTES = frozenset({"few-steps", "cold-step"})
+_NOTES = frozenset({"few-steps", "cold-step", run_rules.PARTIAL_RECORDING})
 _PROFILER = "profiler"
 _PAIR = 2
 _HOST_RULES = (account_rules.RULES, host_rules.RULES)
@@ -37,7 +38,7 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run.
 
     Missing data comes first. The remaining findings are sorted by their gain as a share of the step. If the gain is
-    unknown, the time counts instead. For a busy machine, a share over 20 % is doubled. Notes come last.
+    unknown, the time counts instead. The share of a busy machine is doubled. Notes come last.
     """
     return with_findings(run).findings
 
@@ -77,7 +78,7 @@ def with_findings(run: RunSummary) -> RunSummary:
     found.sort(
         key=lambda finding: (
             is_note(finding),
-            -_time_share(finding) * (2 if _casts_doubt(finding) else 1),
+            -_time_share(finding) * (2 if finding.rule == host_rules.BUSY_MACHINE else 1),
             finding.rule,
         )
     )
@@ -85,6 +86,7 @@ def with_findings(run: RunSummary) -> RunSummary:
         *run_rules.incomplete(run),
         *run_rules.unrecorded_work(run),
         *_without_repeats(found),
+        *run_rules.partial_recordings(run),
         *run_rules.few_steps(views),
         *run_rules.cold_steps(everyone),
     )
@@ -97,15 +99,11 @@ def is_note(finding: Finding) -> bool:
     """Return whether a finding concerns only the recording and does not explain long steps.
 
     If profiler work exceeds 20 % of the step, it counts as a cause, because the step differs too much from usual ones.
+    The same applies to a busy machine, which makes all times uncertain. An unknown wait counts as longer.
     """
+    if finding.rule == host_rules.BUSY_MACHINE:
+        return finding.time_us is not None and _time_share(finding) <= _MAX_CPU_WAIT
     return finding.rule in _NOTES or (finding.rule == _PROFILER and _time_share(finding) <= _MAX_PROFILER_NOTE)
-
-
-def _casts_doubt(finding: Finding) -> bool:
-    """Return whether a finding makes the times of the other findings uncertain."""
-    return finding.rule == host_rules.BUSY_MACHINE and (finding.time_us or 0.0) > _MAX_CPU_WAIT * (
-        finding.step_us or 0.0
-    )
 
 
 def _time_share(finding: Finding) -> float:

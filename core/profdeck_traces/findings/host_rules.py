@@ -324,7 +324,7 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
             f"The machine was busy: {reason}",
             "record again on an idle machine",
             # Not a gain, because only an idle machine would save this time, not a change to the job.
-            time_us=None if load.run_queue_s is None else load.run_queue_s / load.wall_s * view.host_step_us,
+            time_us=None if load.run_queue_s is None else load.lost_fraction * view.host_step_us,
             step_us=view.host_step_us,
             confidence="high",
         )

@@ -13,7 +13,7 @@ from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.collectives import is_message
 from profdeck_traces.analysis.detail_model import CollectiveCalls
 from profdeck_traces.analysis.formatting import ranges
-from profdeck_traces.analysis.model import GroupSkew, RunSummary
+from profdeck_traces.analysis.model import GroupSkew, RunSummary, StepSummary
 from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
 from profdeck_traces.analysis.run_model import Finding
@@ -33,6 +33,7 @@ from profdeck_traces.findings.rank_finding import (
 )
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.findings.rank_work import operator_work_ratio, work_ratio
+from profdeck_traces.inputs.facts import CaptureStatus
 from profdeck_traces.reading.event_names import is_data_loading, is_loader
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
@@ -55,6 +56,7 @@ _ON_HOST = frozenset(
 )
 CAUSES = frozenset({"straggler", "imbalance", "slow-stage", "slow-link", "small-collectives", "pipeline-bubble"})
 """Causes that can only be found with several ranks."""
+PARTIAL_RECORDING = "partial-recording"
 FIRST_STEP = "the recorder's first step"
 _CHECK_LINKS = "check the links between the ranks of this group: `nvidia-smi topo -m`, `ibstat`"
 _EVEN_WORK = "give each rank the same amount of work per step"
@@ -67,28 +69,62 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
         yield _notice(
             f"The role {role} recorded nothing", "see `profdeck ls`, and `profdeck check` before the next job"
         )
-    statuses = Counter(capture.status for capture in run.captures if capture.status != "complete")
-    if statuses:
-        worst = next(capture for capture in run.captures if capture.status != "complete")
+    poor = _steps_of_incomplete(run)
+    if not all(poor.values()):
+        worst = next(capture for capture, steps in poor.items() if not steps)
         who = label_of(worst.role, worst.replica, worst.rank, "")
+        statuses = Counter(capture.status for capture in poor)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         why = f": {worst.problem.rstrip('.')}" if worst.problem else ""
         yield _notice(
-            f"{sum(statuses.values())} of {len(run.captures)} recordings are not complete ({counts}), such as "
+            f"{len(poor)} of {len(run.captures)} recordings are not complete ({counts}), such as "
             f"{who} of step {worst.first_step}{why}",
-            "see `profdeck ls`; what is said here is of the others",
+            "see `profdeck ls`; this summary covers only what was recorded",
         )
-    if run.unread and not statuses:
+    if run.unread and not poor:
         yield _notice(
             f"{plural(len(run.unread), 'path')} could not be read, such as {run.unread[0]}",
             "see the errors and warnings; this summary covers only the other paths",
         )
     broken = [rank for rank in run.ranks if rank.problem]
-    if broken and not statuses:
+    if broken and not poor:
         yield _notice(
             f"{len(broken)} of {len(run.ranks)} traces are damaged, such as {labels_of(run.ranks)[broken[0].path]}",
             "record them again; what is said here is of what can be read",
         )
+
+
+def partial_recordings(run: RunSummary) -> Iterator[Finding]:
+    """Recordings that ended early, if all incomplete recordings have complete steps."""
+    poor = _steps_of_incomplete(run)
+    if not poor or not all(poor.values()):
+        return
+    first, steps = next(iter(poor.items()))
+    who = label_of(first.role, first.replica, first.rank, "")
+    numbers = [step.step for step in steps if step.kind == GLOBAL_STEP and step.step is not None]
+    contents = f"step{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+    if not numbers:
+        contents = plural(len(steps), "step" if steps[0].kind == GLOBAL_STEP else "iteration")
+    text = f"{len(poor)} of {len(run.captures)} recordings are partial, such as that of {who}, which contains"
+    if len(run.captures) == 1:
+        text = f"The recording of {who} is partial and contains"
+    why = f": {first.problem.rstrip('.')}" if first.problem else ""
+    yield _notice(f"{text} {contents}{why}", "see `profdeck ls`", rule=PARTIAL_RECORDING)
+
+
+def _steps_of_incomplete(run: RunSummary) -> dict[CaptureStatus, list[StepSummary]]:
+    """Return the complete steps of each incomplete recording. They are only known for partial ones without damage."""
+    steps: dict[tuple[object, ...], list[StepSummary]] = {}
+    for rank in run.ranks:
+        place = rank.run, rank.capture, rank.role, rank.replica, rank.rank
+        steps.setdefault(place, []).extend(() if rank.problem else rank.steps)
+    return {
+        capture: steps.get((capture.run, capture.capture, capture.role, capture.replica, capture.rank), [])
+        if capture.status == "partial"
+        else []
+        for capture in run.captures
+        if capture.status != "complete"
+    }
 
 
 def unrecorded_work(run: RunSummary) -> Iterator[Finding]:

@@ -214,7 +214,37 @@ def test_reason_sums_the_waits_for_a_rank(ranks: int) -> None:
     ]
     small = attrs.evolve(template, name="aten::item", line="a.py(5): g", time_us=3_000.0)
     text = changed_steps([*waits, small], ranks)
-    assert text.endswith("; most of it: wait for rank 1 +12.000 ms, operator in g (a.py:5) +3.000 ms.")
+    assert text.endswith("; most of it: all waits for rank 1 +12.000 ms, operator in g (a.py:5) +3.000 ms.")
+
+
+def test_reason_names_the_cause_rather_than_one_of_its_functions() -> None:
+    """The table has one row for the events of a checkpoint, so the reason has their sum."""
+    template = account_of({"aten::copy_": 1_000_000}, steps=1).owners[0]
+    line = "sync.py(8): publish"
+    checkpoint = [
+        attrs.evolve(template, kind="checkpoint", name=name, line=line, time_us=time_us)
+        for name, time_us in (("load", 5_100.0), ("save", 4_000.0))
+    ]
+    other = attrs.evolve(template, name="aten::mm", line="train.py(20): main", time_us=900.0)
+    assert changed_steps([*checkpoint, other]).endswith("; most of it: checkpoint in publish (sync.py:8) +9.100 ms.")
+
+
+def test_reason_is_only_called_most_of_a_change_if_it_is_half_of_the_stated_one() -> None:
+    """The account divides the change of the mean, 10 ms. The sentence starts with the change of the median, 12 ms."""
+
+    def job(copy_us: float, mm_us: float, times: list[float]) -> RankSummary:
+        account = account_of({"aten::copy_": int(copy_us * 1000) + 1, "aten::mm": int(mm_us * 1000)}, steps=1)
+        owners = tuple(attrs.evolve(owner, line=f"train.py(3): {owner.name[6:]}") for owner in account.owners)
+        return trace(steps=times, path="rank0.json", rank=0, account=attrs.evolve(account, owners=owners))
+
+    after = [42_000.0 + place for place in range(6)] + [34_000.0, 34_001.0]
+    (role,) = diff_runs(
+        run(job(0, 30_000, [30_000.0 + place for place in range(8)])), run(job(5_500, 34_500, after))
+    ).roles
+    text = verdict_of(role)
+    assert "aten::copy_" not in text
+    assert "operator in copy_ (train.py:3) +5.500 ms" in text
+    assert "most of it" not in text
 
 
 def test_account_of_a_rank_lists_few_owners_that_add_up() -> None:

@@ -16,6 +16,7 @@ from profdeck_traces.analysis.run_model import CauseState
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.findings.finding import with_findings
 from profdeck_traces.findings.overview import notes_of, teams_of, verdict_of
+from profdeck_traces.inputs.facts import CaptureStatus
 from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
@@ -280,6 +281,91 @@ def test_bursts_name_their_steps(tmp_path: Path) -> None:
     assert finding.step_us == STEP_US
     (finding,) = Job().write(tmp_path / "two.json", [function(8_000)], in_steps=[2, 4]).findings
     assert "takes 8.00 ms in 2 of 6 steps instead of 0.00 ms" in finding.text
+
+
+def on_busy_machine(run: RunSummary, wait_s: float | None, *, throttled_s: float | None = None) -> RunSummary:
+    """Return a run of 10 s whose recording thread waited for a CPU that other processes used."""
+    load = HostLoad(
+        wall_s=10, cpu_s=9, cpus=8, run_queue_s=wait_s, throttled_s=throttled_s, load_at_start=20, load_at_end=20
+    )
+    return with_findings(attrs.evolve(run, ranks=tuple(attrs.evolve(rank, host_load=load) for rank in run.ranks)))
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_waits_for_a_cpu_do_not_make_bursts_of_work_in_each_step(tmp_path: Path, is_busy: bool) -> None:
+    run = Job().write(tmp_path / "job.json", [operator("aten::mm", 1_000, DOUBLE)])
+    (rank,) = run.ranks
+    assert rank.account is not None
+    steps_us = (200.0, 200.0, 200.0, 200.0, 2_600.0, 2_600.0)
+    causes = tuple(attrs.evolve(of, steps_us=steps_us) if of.cause == "float64" else of for of in rank.account.causes)
+    run = attrs.evolve(run, ranks=(attrs.evolve(rank, account=attrs.evolve(rank.account, causes=causes)),))
+    (finding,) = (of for of in on_busy_machine(run, 4 if is_busy else 0).findings if of.rule == "float64")
+    share = "10% of each step (1.00 ms)" if is_busy else "2.60 ms in 2 of 6 steps instead of 0.20 ms"
+    cure = "in float32, each step would be about 0.50 ms shorter"
+    assert finding.text == f"Work in float64, most of it in aten::mm, takes {share} in main (train.py:5); {cure}."
+
+
+def test_work_in_few_steps_is_a_burst_on_a_busy_machine(tmp_path: Path) -> None:
+    run = on_busy_machine(Job().write(tmp_path / "one.json", [function(8_000)], in_steps=[4]), 4)
+    (finding,) = (of for of in run.findings if of.rule == "python-code")
+    assert "takes 8.00 ms in step 4 instead of 0.00 ms" in finding.text
+
+
+@pytest.mark.parametrize(("wait_s", "is_found"), [(1.9, False), (2.1, True), (None, True)])
+def test_short_wait_for_a_cpu_is_a_note(tmp_path: Path, wait_s: float | None, is_found: bool) -> None:
+    run = on_busy_machine(Job().write(tmp_path / "job.json", []), wait_s)
+    verdict, notes = verdict_of(run, teams_of(run)), notes_of(run, advice=False)
+    assert [finding.rule for finding in run.findings] == ["busy-machine"]
+    assert verdict.startswith("The machine was busy: " if is_found else "No cause stands out: ")
+    assert any(note.startswith("The machine was busy: ") for note in notes) is not is_found
+
+
+def test_long_wait_for_a_cpu_quota_is_a_finding(tmp_path: Path) -> None:
+    run = on_busy_machine(Job().write(tmp_path / "job.json", []), 0.0, throttled_s=3)
+    assert verdict_of(run, teams_of(run)).startswith("The machine was busy: its CPU quota throttled the process")
+
+
+PROBLEM = "The process grew by 930 MB during the capture."
+
+
+def with_captures(run: RunSummary, *statuses: str) -> RunSummary:
+    """Return a run with one recorded rank, and the given capture statuses of this rank and of others."""
+    captures = tuple(
+        CaptureStatus(
+            run="run", capture="step0", role="trainer", replica=None, stage=None, first_step=0, last_step=5, rank=rank,
+            host=None, status=status, problem=None if status == "complete" else PROBLEM,
+        )
+        for rank, status in enumerate(statuses)
+    )  # fmt: skip
+    ranks = tuple(attrs.evolve(rank, run="run", capture="step0", role="trainer", rank=0) for rank in run.ranks)
+    return with_findings(attrs.evolve(run, ranks=ranks, captures=captures))
+
+
+def test_partial_recording_with_complete_steps_is_a_note_after_the_cause(tmp_path: Path) -> None:
+    run = Job().write(tmp_path / "job.json", [function(3_000)])
+    partial = with_captures(run, "partial")
+    assert [finding.rule for finding in partial.findings] == ["python-code", "partial-recording"]
+    assert verdict_of(partial, teams_of(partial)) == partial.findings[0].text
+    (note,) = notes_of(partial, advice=False)
+    assert note == f"The recording of trainer rank 0 is partial and contains steps 0..5: {PROBLEM}"
+    partial = with_captures(run, "partial", "complete")
+    assert notes_of(partial, advice=False)[0].startswith(
+        "1 of 2 recordings are partial, such as that of trainer rank 0, which contains steps 0..5: "
+    )
+
+
+@pytest.mark.parametrize("other", ["missing", "failed", "partial"])
+def test_missing_recording_is_the_first_finding(tmp_path: Path, other: str) -> None:
+    run = with_captures(Job().write(tmp_path / "job.json", [function(3_000)]), "partial", other)
+    assert [finding.rule for finding in run.findings] == ["incomplete", "python-code"]
+    assert " recordings are not complete (" in run.findings[0].text
+    assert ", such as trainer rank 1 of step 0: " in run.findings[0].text
+
+
+def test_damaged_recording_is_the_first_finding(tmp_path: Path) -> None:
+    run = Job().write(tmp_path / "job.json", [function(3_000)])
+    damaged = attrs.evolve(run, ranks=tuple(attrs.evolve(rank, problem="truncated") for rank in run.ranks))
+    assert with_captures(damaged, "partial").findings[0].rule == "incomplete"
 
 
 def test_findings_of_a_recording_without_steps_do_not_mention_steps(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_each_rule_has_a_test() -> None:
     covered_rules = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]}
     covered_rules |= {"busy-machine"}  # see test_findings
     covered_rules |= {*test_account_rules.PLANTED, "uneven-batches", "lock", "duplicated-work", "gil-contention"}
-    covered_rules |= {"unpickling", "small-batches"}  # see test_account_rules
+    covered_rules |= {"unpickling", "small-batches", "partial-recording"}  # see test_account_rules
     covered_rules |= {"cold-step"}  # see test_cold_steps
     covered_rules |= {"exposed-copies", "initialisation"}  # see test_device_findings
     covered_rules |= {"device-not-recorded", "implausible-times"}  # see test_reported_traces
