@@ -22,6 +22,7 @@ from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPER
 from profdeck_traces.analysis.model import RunSummary, ServerSummary, StepSummary
 from profdeck_traces.analysis.owner_names import function_text, located_name, title_text
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
+from profdeck_traces.analysis.recording_cost import median_ratio
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
@@ -43,6 +44,7 @@ _MAX_LISTED = 4
 _LEAST_SIDE = 0.005
 _LONGER = 1.005
 """The longest step is reported if it is at least this multiple of the mean."""
+_MIN_HEADLINE_RATIO = 1.5
 _UNEVEN = 1.5
 """A row's longest time on a rank is reported if it is at least this multiple of the mean."""
 
@@ -230,6 +232,9 @@ class Team:
         time = ms(sum(row.mean_us for row in self.account))
         ranks = len(self.rank_labels)
         step = f"mean {self.unit} {time} ms over {ranks} ranks" if ranks > 1 else f"{time} ms per {self.unit}"
+        ratio = median_ratio(view.rank for view in self.views) or 1.0
+        if ratio >= _MIN_HEADLINE_RATIO:
+            step += f", {ratio:.1f} times as long as the steps before the capture"
         return f"{step}; critical path: {', '.join(parts)}"
 
     def largest_owners(self, most: int) -> tuple[list[OwnerRow], list[OwnerRow]]:
@@ -522,7 +527,9 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
         kind, title, name, line, origin = row
         gains = [(weight, *accounts[path].row_gain(owners)) for path, (weight, owners) in rows[row].items()]
         # The awaited rank never waits for itself, and some other ranks might not wait for it either.
-        has_gain = (kind in _WAITS or len(gains) == len(accounts)) and all(gain_us is not None for _, gain_us, _ in gains)
+        has_gain = (kind in _WAITS or len(gains) == len(accounts)) and all(
+            gain_us is not None for _, gain_us, _ in gains
+        )
         limits = {limit for _, _, limit in gains}
         result.append(
             OwnerRow(
