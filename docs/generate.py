@@ -427,7 +427,7 @@ def findings() -> str:
     single = [rule for rules in (device_rules.RULES, host_rules.RULES) for rule in rules]
     rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, *run_rules.RULES]
     rules += [rule for of_engines in (engine_rules, fleet_rules, rollout_rules) for rule in of_engines.RULES]
-    rules += [run_rules.few_steps, run_rules.cold_steps, run_rules.incomplete]
+    rules += [run_rules.few_steps, run_rules.cold_steps, run_rules.slow_recording, run_rules.incomplete]
     of_account = table(("Cause", "Meaning"), [(f"`{cause}`", text) for cause, text in account_rules.conditions()])
     return of_account + "\n\n" + "\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in rules)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -268,6 +270,29 @@ def test_first_step_is_cold_without_warm_up(
     assert (len(rank.steps), statistics.count) == (3, 3 if cold_step is None else 2)
     assert rank.host_times is not None
     assert rank.host_times.steps == statistics.count
+
+
+def test_unrecorded_steps_are_measured(build, model, tmp_path: Path) -> None:
+    profiler = build(steps=["8..11"], **{"trainer.options.with_stack": True})
+    starts_s = []
+    for step in range(13):
+        starts_s.append(time.monotonic())
+        with profiler.capture(step):
+            work(model)
+            time.sleep(0.3 if 8 <= step <= 11 else 0.1)
+    manifest = read_manifest(next((tmp_path / "run").rglob("rank_0000.step8.json")))
+    durations_s = [after - before for before, after in itertools.pairwise(starts_s[1:8])]  # the warm-up is in step 7
+    assert manifest.unrecorded_step_s == pytest.approx(statistics.median(durations_s), rel=0.01)
+    assert manifest.unrecorded_step_s > 0.1
+    summary = summaries(tmp_path / "run").summary
+    (rank,) = summary.ranks
+    assert rank.recording_cost is not None
+    assert rank.recording_cost.unrecorded_step_us == pytest.approx(manifest.unrecorded_step_s * 1e6)
+    assert rank.recording_cost.ratio > 1.5
+    (note,) = (finding for finding in summary.findings if finding.rule == "profiler")
+    assert "times as long as the steps before the capture" in note.text
+    assert "record without stacks" in note.do
+    assert all("times as long as the steps before the capture" in line for line in summary.headlines)
 
 
 def test_clock_anchors_contain_unix_time(build, model, tmp_path: Path) -> None:

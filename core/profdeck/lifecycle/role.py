@@ -42,6 +42,7 @@ from profdeck.lifecycle.state_machine import (
     PendingEnd,
     Repeat,
 )
+from profdeck.lifecycle.unrecorded_steps import SLOT_MASK, SLOTS, median_step_s, with_capture
 from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.stores import publish_address, store_of_job
 from profdeck.on_demand.watch import RequestWatch
@@ -87,6 +88,9 @@ class Role:
     """True if the warning about repeated step numbers has been logged."""
     watch: RequestWatch | None = attrs.field(default=None, init=False)
     """Checks for capture requests before each global step; None if the job accepts no requests."""
+    _steps: list[int | None] = attrs.field(factory=lambda: [None] * SLOTS, init=False)
+    """The last global steps that started while no capture was running; see `median_step_s`."""
+    _starts_s: list[float] = attrs.field(factory=lambda: [0.0] * SLOTS, init=False)
 
     def must_start(self, step: int) -> bool:
         """Check for capture requests before a global step. Return whether `start` must be called for the step."""
@@ -95,6 +99,9 @@ class Role:
             self.watch.check(step, machine.capture)
         if machine.capture is not None or machine.armed is not None:
             return True
+        slot = step & SLOT_MASK
+        self._steps[slot] = step
+        self._starts_s[slot] = monotonic()
         steps = machine.steps
         if not steps.demands:
             begin, end = steps.idle_range
@@ -168,6 +175,7 @@ class Role:
 
     def start(self, step: int) -> Operation[None]:
         """Begin a global step."""
+        self._steps[step & SLOT_MASK] = with_capture(step)
         return self._perform(self.machine.start(step))
 
     def step(self, step: Step) -> Operation[None]:
@@ -268,6 +276,8 @@ class Role:
         name = f"-{action.stage}{repeated}" if action.stage else ""
         capture = self._build_capture(action.first_step, action.demand, name)
         capture.current_step, capture.stage = action.step, action.stage
+        if self.target is None and action.stage is None:
+            capture.unrecorded_step_s = median_step_s(action.step, self._steps, self._starts_s)
         return capture
 
     def _build_capture(self, first_step: int, demand: OnDemandSteps | None, name: str = "") -> CaptureRecord:

@@ -203,6 +203,8 @@ class CaptureRecord(EngineCapture):
 
     host_load: HostLoad | None = None
     """Host load during the recording. None if another process does the recording."""
+    unrecorded_step_s: float | None = None
+    """Median duration of the global steps before the capture, in seconds. None if unknown."""
 
     real_directory: Path | None = None
     """The path of `directory`, with symbolic links resolved when the directory was created."""

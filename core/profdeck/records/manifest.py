@@ -36,7 +36,8 @@ from profdeck_traces.inputs.host_load import HostLoad
 _MAX_NUMBER = 1 << 53
 """The largest integer that all JSON readers represent exactly."""
 _MAX_NAME_BYTES = 255
-_MAX_STALL_S = 1e6
+_MAX_DURATION_S = 1e6
+_MIN_STEP_S = 1e-6
 SCHEMA = 1
 
 
@@ -135,6 +136,9 @@ class Manifest:
     host_load: HostLoad | None = None
     """Load of the host and CPU time of the process during the recording. None for a target, or if the capture has not
     ended."""
+    unrecorded_step_s: float | None = None
+    """Median time in seconds between the starts of the last global steps before the capture, without the first step of
+    the process. None for fewer than three such steps, for stages and engines, and in earlier versions."""
     clock: HostClock | None = None
     """For a target on another host, the offset of its clock relative to the requesting process."""
     collected_from: str | None = None
@@ -151,7 +155,13 @@ class Manifest:
     @property
     def credible_stall_s(self) -> float | None:
         """`stall_s`, or None if its value is implausible."""
-        return self.stall_s if self.stall_s is not None and 0 <= self.stall_s <= _MAX_STALL_S else None
+        return self.stall_s if self.stall_s is not None and 0 <= self.stall_s <= _MAX_DURATION_S else None
+
+    @property
+    def credible_unrecorded_step_s(self) -> float | None:
+        """`unrecorded_step_s`, or None if its value is implausible."""
+        time_s = self.unrecorded_step_s
+        return time_s if time_s is not None and _MIN_STEP_S <= time_s <= _MAX_DURATION_S else None
 
     @property
     def process(self) -> ProcessId:
@@ -330,6 +340,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         waits_for=capture.waits_for,
         waited_s=None if capture.waited_s is None else round(capture.waited_s, 6),
         host_load=capture.host_load,
+        unrecorded_step_s=None if capture.unrecorded_step_s is None else round(capture.unrecorded_step_s, 9),
         clock=capture.clock,
         problems=tuple(map(redact, capture.problems)),
         notes=tuple(map(redact, capture.notes)),

@@ -139,6 +139,21 @@ class HostTimes:
 
 
 @attrs.frozen(kw_only=True)
+class RecordingCost:
+    """Comparison of the recorded steps of a capture with the unrecorded steps before it.
+
+    A difference does not prove that the recording is the reason: the steps may also do different work.
+    """
+
+    recorded_step_us: float
+    """Median duration of the recorded global steps, from the start of a step to the start of the next one."""
+    unrecorded_step_us: float
+    """Median duration of the global steps before the capture, measured in the same way."""
+    ratio: float
+    """``recorded_step_us`` divided by ``unrecorded_step_us``."""
+
+
+@attrs.frozen(kw_only=True)
 class IdleCause:
     """A part of a device's idle time, by what the host did then: one of `host_states.CAUSES`."""
 

@@ -38,6 +38,7 @@ from profdeck_traces.analysis.model import (
     StepSummary,
 )
 from profdeck_traces.analysis.rank_sum_test import LEVEL, rank_test
+from profdeck_traces.analysis.recording_cost import median_ratio
 from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.significance import THRESHOLD, Measured, TimeSample, change_of, pooled, sample_of
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
@@ -62,6 +63,8 @@ _VIEWS = frozenset(
 )  # fmt: skip
 """Operators that only create views."""
 _MIN_VIEWS_US = 50.0
+_MIN_COST_DIFFERENCE = 0.2
+"""Minimum difference between the recordings' slowdowns that a note reports."""
 _MOST_OWNERS = 20
 _decode = msgspec.json.Decoder(RunSummary).decode
 
@@ -660,6 +663,12 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
         yield (
             f"Only the run {_SIDES[shapes[1] == {True}]} has the shapes of tensors, and recording them lengthens its "
             "operators."
+        )
+    ratios = [median_ratio(side) for side in sides]
+    if ratios[0] and ratios[1] and abs(ratios[1] - ratios[0]) > _MIN_COST_DIFFERENCE:
+        yield (
+            f"The recordings may slow down the job differently: recorded steps take {ratios[0]:.1f} times as long as "
+            f"unrecorded steps in the run before, and {ratios[1]:.1f} times in the run after."
         )
     if not on_host:
         yield "Operators are not compared: of some traces only the devices were read."

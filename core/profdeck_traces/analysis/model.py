@@ -22,6 +22,7 @@ from profdeck_traces.analysis.detail_model import (
     MemorySummary,
     Period,
     PerStep,
+    RecordingCost,
     RuntimeCalls,
     ShapeCalls,
     StackFrame,
@@ -319,6 +320,8 @@ class RankSummary:
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
     host_load: HostLoad | None = None
     """Host load during the capture. ``None`` if it was not recorded."""
+    recording_cost: RecordingCost | None = None
+    """Durations of recorded and unrecorded steps. ``None`` if unknown, as for engines and without a manifest."""
     work: tuple[Period, ...] = ()
     """Periods in which operators or device work run, ignoring gaps of less than 1 % of the recording. Empty for engine
     traces."""

@@ -10,6 +10,7 @@ from profdeck_traces.account.arrivals import Arrivals
 from profdeck_traces.account.idle_periods import IdlePeriods
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.recording_cost import recording_cost
 from profdeck_traces.inputs.facts import TraceFacts
 from profdeck_traces.inputs.sources import TraceSource
 
@@ -62,6 +63,7 @@ class RankReading:
                 world_size=facts.world_size,
                 unit=facts.unit,
                 host_load=facts.host_load,
+                recording_cost=recording_cost(self.summary.steps, facts.unrecorded_step_s),
                 origin_unix_ns=self.summary.origin_unix_ns if offset_ns is None else self.origin_ns + offset_ns,
             ),
             collectives=attrs.evolve(

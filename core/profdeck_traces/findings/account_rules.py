@@ -28,7 +28,7 @@ from profdeck_traces.findings.rank_finding import (
     get_function,
     ms,
     percent,
-    record_with,
+    record_cheaply,
 )
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loop_wait, is_external_wait, is_sleep
@@ -414,6 +414,8 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     for one, cause in _found(view, account):
         if blocked is not None and one == blocked[0]:
             continue
+        if one.cause == causes.PROFILER and view.slowdown is not None:
+            continue  # `run_rules.slow_recording` reports the measured slowdown
         # Without devices, this time includes waits for ranks that themselves wait for a CPU.
         step_us = account.time_us / account.steps
         is_unknown = one.cause == causes.COMMUNICATION and view.is_due_to_cpu_waits(
@@ -650,10 +652,7 @@ def _cure(view: RankView, account: Account, one: CauseTime, cause: _Cause, *, is
             else "raise num_workers of the DataLoader"
         )
     if one.cause == causes.PROFILER:
-        is_on = {"with_stack": account.has_stacks, "record_shapes": bool(view.rank.shapes)}
-        if options := [option for option in is_on if is_on[option]]:
-            names = " and ".join({"with_stack": "stacks", "record_shapes": "shapes"}[option] for option in options)
-            return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"
+        return record_cheaply(view)
     return cause.cure(one, one.calls / account.steps)
 
 

@@ -89,6 +89,7 @@ def with_findings(run: RunSummary) -> RunSummary:
         *run_rules.partial_recordings(run),
         *run_rules.few_steps(views),
         *run_rules.cold_steps(everyone),
+        *run_rules.slow_recording(views),
     )
     findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
     causes = _causes(findings, not_judged, views, server_findings.CAUSES if servers else frozenset())

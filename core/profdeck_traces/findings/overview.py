@@ -22,6 +22,7 @@ from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPER
 from profdeck_traces.analysis.model import RunSummary, ServerSummary, StepSummary
 from profdeck_traces.analysis.owner_names import function_text, located_name, title_text
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
+from profdeck_traces.analysis.recording_cost import median_ratio
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import is_user_frame, parse_frame
@@ -45,6 +46,7 @@ _MOST_FUNCTIONS, _MIN_FUNCTION_SHARE = 3, 0.05
 _LEAST_SIDE = 0.005
 _LONGER = 1.005
 """The longest step is reported if it is at least this multiple of the mean."""
+_MIN_HEADLINE_RATIO = 1.5
 _UNEVEN = 1.5
 """A row's longest time on a rank is reported if it is at least this multiple of the mean."""
 
@@ -232,6 +234,9 @@ class Team:
         time = ms(sum(row.mean_us for row in self.account))
         ranks = len(self.rank_labels)
         step = f"mean {self.unit} {time} ms over {ranks} ranks" if ranks > 1 else f"{time} ms per {self.unit}"
+        ratio = median_ratio(view.rank for view in self.views) or 1.0
+        if ratio >= _MIN_HEADLINE_RATIO:
+            step += f", {ratio:.1f} times as long as the steps before the capture"
         return f"{step}; critical path: {', '.join(parts)}"
 
     def largest_owners(self, most: int) -> tuple[list[OwnerRow], list[OwnerRow]]:

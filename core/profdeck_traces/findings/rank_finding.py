@@ -56,6 +56,7 @@ MACHINE_BUSY = "the machine was busy"
 """Reason for causes that cannot be distinguished from waits for a CPU."""
 WAITED_FOR_CPU = "the ranks waited for a CPU"
 """Same reason, if the job's own load can explain the waits."""
+_COSTLY_OPTIONS = {"with_stack": "stacks", "record_shapes": "shapes"}
 
 
 @attrs.frozen
@@ -107,6 +108,21 @@ def record_with(view: RankView, *options: str, value: str = "true", steps: int |
         which = shell_word(ranges([numbers[-1]] if numbers and steps == 1 else numbers) or "10..14")
         command = f"profdeck run --steps {which}{''.join(f' --set {role}.{setting}' for setting in settings)} SCRIPT"
     return f"`{command}`, or `{', '.join(keys)}` in roles.{role}.options of the config"
+
+
+def costly_options(view: RankView) -> dict[str, str]:
+    """Return the names of the recorded data that slow down a recording, by option of the backend."""
+    account = view.rank.account
+    is_on = {"with_stack": account is not None and account.has_stacks, "record_shapes": bool(view.rank.shapes)}
+    return {option: name for option, name in _COSTLY_OPTIONS.items() if is_on[option]}
+
+
+def record_cheaply(view: RankView) -> str:
+    """Suggest how to record times that the recording lengthens less."""
+    if not (options := costly_options(view)):
+        return "record fewer activities, or compare times only with those of other recordings"
+    names = " and ".join(options.values())
+    return f"to measure times, record without {names}: {record_with(view, *options, value='false')}"
 
 
 def record_in_a_row(view: RankView) -> str:

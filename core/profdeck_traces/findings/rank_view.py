@@ -13,7 +13,7 @@ import attrs
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.contributions import OUTLIER
-from profdeck_traces.analysis.detail_model import StageSummary, StepOfDevice
+from profdeck_traces.analysis.detail_model import RecordingCost, StageSummary, StepOfDevice
 from profdeck_traces.analysis.model import DeviceSummary, RankSummary, RunSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import labels_of
 from profdeck_traces.analysis.run_model import Evidence
@@ -23,6 +23,7 @@ from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.facts import ENGINE_ITERATION
 
 _FEWEST_STEPS = 3
+_MIN_SLOWDOWN = 1.15
 
 
 def views_of(run: RunSummary) -> list[RankView]:
@@ -232,6 +233,12 @@ class RankView:
     def is_contended(self) -> bool:
         """True if other processes kept the machine busy during the recording."""
         return self.rank.host_load is not None and self.rank.host_load.describe_contention() is not None
+
+    @property
+    def slowdown(self) -> RecordingCost | None:
+        """Comparison of recorded and unrecorded steps, if recorded steps take at least 1.15 times as long."""
+        cost = self.rank.recording_cost
+        return cost if cost is not None and cost.ratio >= _MIN_SLOWDOWN else None
 
     @property
     def cpu_wait_share(self) -> float:

@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import attrs
+
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.collectives import is_message
-from profdeck_traces.analysis.detail_model import CollectiveCalls
+from profdeck_traces.analysis.detail_model import CollectiveCalls, RecordingCost
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import GroupSkew, RunSummary, StepSummary
 from profdeck_traces.analysis.owner_names import function_text
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
-from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.analysis.run_model import Finding, Place
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.attribution.frames import parse_frame
@@ -25,10 +27,12 @@ from profdeck_traces.findings.rank_finding import (
     WAITED_FOR_CPU,
     NotJudged,
     RankFinding,
+    costly_options,
     draft,
     get_function,
     ms,
     percent,
+    record_cheaply,
     record_in_a_row,
 )
 from profdeck_traces.findings.rank_view import RankView
@@ -191,6 +195,31 @@ def cold_steps(views: Sequence[RankView]) -> Iterator[Finding]:
             "compare them only with stages recorded without warm-up",
             rule="cold-step",
         )
+
+
+def slow_recording(views: Sequence[RankView]) -> Iterator[Finding]:
+    """Recorded steps that take at least 1.15 times as long as the steps before the capture. The note of this ratio
+    replaces the overhead that the profiler records.
+    """
+    roles: dict[str | None, list[tuple[RecordingCost, RankView]]] = {}
+    for view in views:
+        if (cost := view.slowdown) is not None:
+            roles.setdefault(view.rank.role, []).append((cost, view))
+    is_single = len({view.label for view in views}) == 1
+    for role, slow in roles.items():
+        slow.sort(key=lambda pair: -pair[0].ratio)
+        cost, worst = slow[0]
+        names = " and ".join(costly_options(worst).values())
+        notice = _notice(
+            f"Recorded steps{'' if is_single else f' of {worst.label}'} take {cost.ratio:.1f} times as long as the "
+            f"steps before the capture ({ms(cost.unrecorded_step_us)}). The recording"
+            f"{f' of {names}' if names else ''} or different work can be the reason; recording lengthens Python code "
+            "and small operators most",
+            record_cheaply(worst),
+            rule="profiler",
+        )
+        ranks = dict.fromkeys(view.label for _, view in slow)
+        yield attrs.evolve(notice, ranks=tuple(ranks), where=Place(role=role))
 
 
 def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:

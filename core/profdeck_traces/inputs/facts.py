@@ -66,6 +66,8 @@ class TraceFacts:
     """Last global step that started during the capture, or ``None`` if unknown."""
     host_load: HostLoad | None = None
     """Host load during the capture, or ``None`` if it was not recorded."""
+    unrecorded_step_s: float | None = None
+    """Median duration of the global steps before the capture, from start to start, or ``None`` if unknown."""
     recorded_from_ns: int | None = None
     """Time of the first clock anchor in Unix nanoseconds on `clock_host`; ``None`` if there are no clock anchors."""
     recorded_until_ns: int | None = None
