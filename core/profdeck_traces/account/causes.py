@@ -95,6 +95,10 @@ _FILLED = frozenset(
     for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
 )
 """Operators that allocate a tensor and fill it with one value."""
+_CONVERSION = re.compile(r"aten::(?:to|_to_copy|(?:log_)?softmax|sum|mean|prod|cumsum|cumprod|\w+_like|new_\w+)$")
+"""Operators that only compute in float64 if their input or their result has this type."""
+_TENSOR_LIST = "TensorList"
+"""Input type of a list of tensors, whose data types are not recorded."""
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
 _LAYOUT_KERNEL = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
 """Kernels with which convolutions copy tensors to the layout they require."""
@@ -790,7 +794,11 @@ def _received_batches(names: Attribution) -> tuple[Mask, Mask]:
 
 
 def _is_float64(names: Attribution) -> Mask:
-    """Return a mask of the operators that have a non-scalar float64 tensor as input."""
+    """Return a mask of the operators that have a non-scalar float64 tensor as input.
+
+    An operator of ATen can compute in float64 without a float64 tensor of the job, such as to sample from a
+    distribution. Operators inside it only count if it also has a float64 input, or returns a float64 tensor.
+    """
     events = names.events
     rows = np.flatnonzero(names.is_operator)
     types, dims = events.arg("Input type", rows), events.arg("Input Dims", rows)
@@ -804,6 +812,15 @@ def _is_float64(names: Attribution) -> Mask:
         [_has_float64(events.texts["Input type"][of], events.texts["Input Dims"][shape]) for of, shape in pairs.T], bool
     )
     is_float64[rows[candidates[matches[index.ravel()]]]] = True
+    is_aten = events.with_name(
+        names.is_operator, lambda name: name.startswith("aten::") and _CONVERSION.match(name) is None
+    )
+    members = np.flatnonzero(is_float64)
+    outer = _outermost(names, is_aten)[members]
+    members, outer = members[outer >= 0], outer[outer >= 0]
+    codes, index = np.unique(events.arg("Input type", outer), return_inverse=True)
+    texts = [events.texts["Input type"][code] if code >= 0 else "" for code in codes.tolist()]
+    is_float64[members[np.array([_has_only_other_types(text) for text in texts], np.bool_)[index]]] = False
     return is_float64
 
 
@@ -815,11 +832,21 @@ def _has_float64(types: str, dims: str) -> bool:
     return any(isinstance(of, str) and torch_dtype(of) == "float64" and bool(shape) for of, shape in pairs)
 
 
+def _has_only_other_types(types: str) -> bool:
+    """Return whether the inputs of an operator include tensors, but no float64 tensor."""
+    try:
+        inputs = json.loads(types) or ()
+    except ValueError:  # missing, or truncated by the profiler
+        return False
+    dtypes = {torch_dtype(of) for of in inputs if isinstance(of, str)} - {None}
+    return bool(dtypes) and "float64" not in dtypes and _TENSOR_LIST not in inputs
+
+
 def _python_code(names: Attribution, is_python: Mask) -> Mask:
     """Return a mask of the frames that run Python code of the user or of libraries other than torch.
 
     The mask covers user functions, functions outside torch that run no operators, and the built-in functions that
-    either of them calls.
+    either of them calls. If an operator calls such a function, only user functions count.
     """
     events = names.events
     rows = np.flatnonzero(is_python)
@@ -835,7 +862,7 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
     by_other = is_builtin & (values_at((other & is_pure).astype(np.int32), caller) > 0)
     # profdeck calls functions of the user, such as stages, and functions of libraries, such as `open`.
     is_profiler = events.with_name(is_python, is_profiler_frame)
-    called_from = events.innermost(is_user | is_profiler)
-    by_profiler = values_at(is_profiler.astype(np.int32), called_from) > 0
-    result: Mask = (is_user | by_user | (other & is_pure) | by_other) & ~by_profiler
+    called_from = events.innermost(is_user | is_profiler | names.is_operator)
+    by_native = values_at((is_profiler | names.is_operator).astype(np.int32), called_from) > 0
+    result: Mask = (is_user | by_user | (other & is_pure) | by_other) & ~by_native
     return result

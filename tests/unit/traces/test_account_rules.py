@@ -796,3 +796,38 @@ def test_repeated_forward_pass_without_shapes(tmp_path: Path, duration_us: float
 
     run = Job().write(tmp_path / "job.json", [call(1_000, 1), call(duration_us, 2), backward(1)])
     assert state_of(run, "duplicated-work").state == ("found" if is_found else "clear")
+
+
+@pytest.mark.parametrize(("caller", "rules"), [("lib::parse", []), (None, ["python-code"])])
+def test_library_function_that_an_operator_calls_is_not_python_code_of_the_job(
+    tmp_path: Path, caller: str | None, rules: list[str]
+) -> None:
+    decode = frame("json/decoder.py(332): decode", 1_500)
+    inside = operator(caller, 1_500, decode) if caller else decode
+    findings = Job().write(tmp_path / "job.json", [function(1_500, inside)]).findings
+    assert [finding.rule for finding in findings] == rules
+
+
+FLOAT = {"Input Dims": [[64, 64], []], "Input type": ["float", ""]}
+NUMBERS = {"Input Dims": [[], []], "Input type": ["ScalarList", "Scalar"]}
+LIST = {"Input Dims": [[[64, 64], [64, 64]], []], "Input type": ["TensorList", "Scalar"]}
+
+
+@pytest.mark.parametrize(
+    ("outer", "args", "is_found"),
+    [
+        ("aten::_sample_dirichlet", FLOAT, False),
+        ("aten::to", FLOAT, True),
+        ("aten::softmax", FLOAT, True),
+        ("aten::zeros", NUMBERS, True),
+        ("aten::_foreach_mul_", LIST, True),
+        ("aten::linear", DOUBLE, True),
+        ("ToCopyBackward0", FLOAT, True),
+    ],
+)
+def test_float64_inside_an_operator_without_float64_input_is_not_of_the_job(
+    tmp_path: Path, outer: str, args: dict[str, Any], *, is_found: bool
+) -> None:
+    inside = operator(outer, 500, operator("aten::sum", 300, DOUBLE), args)
+    run = Job().write(tmp_path / "job.json", [inside])
+    assert state_of(run, "float64").state == ("found" if is_found else "clear")
