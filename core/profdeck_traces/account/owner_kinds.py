@@ -64,7 +64,7 @@ class OwnerKind(IntEnum):
         return f"the {self.side} ({text})" if self.side in {"host", "device"} else text
 
 
-KIND_TEXTS = {"between": "outside operators", "device held": "device idle, cause unknown"}
+KIND_TEXTS = {"between": "outside operators", "device held": "device idle, cause unknown", "wait for thread": "wait"}
 """Display texts, by label, for kinds whose label needs an explanation."""
 _SIDES = {
     **dict.fromkeys(

@@ -15,7 +15,7 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import CauseState
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.findings.finding import with_findings
-from profdeck_traces.findings.overview import notes_of, teams_of, verdict_of
+from profdeck_traces.findings.overview import notes_of, owner_text, teams_of, verdict_of
 from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
@@ -831,3 +831,12 @@ def test_float64_inside_an_operator_without_float64_input_is_not_of_the_job(
     inside = operator(outer, 500, operator("aten::sum", 300, DOUBLE), args)
     run = Job().write(tmp_path / "job.json", [inside])
     assert state_of(run, "float64").state == ("found" if is_found else "clear")
+
+
+def test_wait_for_a_child_process_is_not_called_a_wait_for_a_thread(tmp_path: Path) -> None:
+    wait = frame("subprocess.py(506): run", 900, frame("<built-in method poll of select.poll object at 0x7f1>", 900))
+    run = Job().write(tmp_path / "job.json", [function(900, wait)])
+    account = run.ranks[0].account
+    assert account is not None
+    (owner,) = [owner for owner in account.owners if "poll" in (owner.name or "")]
+    assert owner_text(owner.kind, "poll") == "wait poll"
