@@ -37,11 +37,13 @@ from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import ANNOTATION, PROFILER_OVERHEAD, PYTHON
 from profdeck_traces.reading.event_names import (
+    is_checkpoint,
     is_checkpoint_load,
     is_event_loop_wait,
     is_external_wait,
     is_pageable_copy,
     is_profiler_frame,
+    is_state_load,
     is_unpickling,
     is_worker_request,
     is_worker_wait,
@@ -58,12 +60,13 @@ OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernel
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
 NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES = "new-buffers", "deep-copies", "exposed-copies"
 INITIALISATION, UNPICKLING, OPEN_FUNCTION = "initialisation", "unpickling", "open-function"
+ANOMALY_DETECTION, CHECKPOINT_LOAD = "anomaly-detection", "checkpoint-load"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
     PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES,
-    INITIALISATION, UNPICKLING, OPEN_FUNCTION,
+    INITIALISATION, UNPICKLING, OPEN_FUNCTION, ANOMALY_DETECTION,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -78,6 +81,7 @@ _OF_KIND = {
     OwnerKind.COLLECTIVE: COMMUNICATION,
     OwnerKind.WAIT_FOR_THREAD: WAITING,
     OwnerKind.BETWEEN: BETWEEN,
+    OwnerKind.ANOMALY_DETECTION: ANOMALY_DETECTION,
 }
 """Causes that are determined by the kind of owner alone."""
 _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION,
@@ -138,7 +142,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64, SMALL, INITIALISATION, UNPICKLING,
+        COMMUNICATION, FLOAT64, SMALL, INITIALISATION, UNPICKLING, ANOMALY_DETECTION,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -147,7 +151,7 @@ _IS_BY_EVENT[list(_BY_EVENT)] = True
 _CODE_OF_KIND = np.zeros(256, np.uint8)
 _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
-_WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT))
+_WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT), _code(ANOMALY_DETECTION))
 """Codes of causes whose time includes waits for the device. For example, printing a tensor waits for its values."""
 
 
@@ -176,7 +180,6 @@ class PathCauses:
             self._label[self._in_collective] = _code(COMMUNICATION)
         self._place = np.append(_places(names), np.int32(-1))
         self._resumed = _resumed(names)
-        self._is_load = np.array([is_checkpoint_load(text) for text in texts], np.bool_)
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
         self._callers = main_callers(names, caller)
@@ -466,13 +469,18 @@ class PathCauses:
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._places[key], self._texts
         name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
-        if key.cause == _code(CHECKPOINT):
-            name = next((of for of in group.calls if of >= 0 and self._is_load[of]), name)
+        cause = CAUSES[key.cause - 1]
+        called = {texts[of]: of for of in group.calls if of >= 0} if cause == CHECKPOINT else {}
+        if loads := [of for text, of in called.items() if is_checkpoint_load(text)]:
+            name = loads[0]
+            if not any(map(is_checkpoint, called)):
+                cause = CHECKPOINT_LOAD
+                name = next((of for text, of in called.items() if is_state_load(text)), name)
         has_gain &= group.gain.is_known
         gain_ns = min(group.gain.saved_ns, group.time_ns, sum(self._step_ns))
         frame = key.place if key.place >= 0 and is_user_frame(texts[key.place]) else group.main(3)
         return CauseTime(
-            cause=CAUSES[key.cause - 1],
+            cause=cause,
             name=None if name is None else texts[name],
             calls=group.calls[name] if name is not None else 0,
             module=None if (module := group.main(1)) is None else self._names.module_paths[1][module],

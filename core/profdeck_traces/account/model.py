@@ -13,7 +13,10 @@ OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
 """An owner's kind, title, name, line and origin."""
 
 _JOINED = frozenset(
-    {"profiler", "data loading", "garbage collection", "checkpoint", "compilation", "output", "validation"}
+    {
+        *("profiler", "data loading", "garbage collection", "checkpoint", "compilation", "output", "validation"),
+        "anomaly detection",
+    }
 )
 """Owners of these kinds share one row per function, because many short events explain the time only together."""
 NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role", *_JOINED})
