@@ -41,11 +41,13 @@ from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import ANNOTATION, PROFILER_OVERHEAD, PYTHON
 from profdeck_traces.reading.event_names import (
+    is_checkpoint,
     is_checkpoint_load,
     is_event_loop_wait,
     is_external_wait,
     is_pageable_copy,
     is_profiler_frame,
+    is_state_load,
     is_unpickling,
     is_validation_frame,
     is_worker_request,
@@ -64,12 +66,13 @@ GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-co
 NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES = "new-buffers", "deep-copies", "exposed-copies"
 SMALL_BATCHES = "small-batches"
 INITIALISATION, UNPICKLING, OPEN_FUNCTION = "initialisation", "unpickling", "open-function"
+ANOMALY_DETECTION, CHECKPOINT_LOAD = "anomaly-detection", "checkpoint-load"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
     PAGEABLE, SMALL, GRAPH_BREAKS, REPEATED, CONTENTION, NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES,
-    INITIALISATION, UNPICKLING, OPEN_FUNCTION, SMALL_BATCHES,
+    INITIALISATION, UNPICKLING, OPEN_FUNCTION, SMALL_BATCHES, ANOMALY_DETECTION,
 )  # fmt: skip
 """Causes in the order of their codes."""
 
@@ -84,6 +87,7 @@ _OF_KIND = {
     OwnerKind.COLLECTIVE: COMMUNICATION,
     OwnerKind.WAIT_FOR_THREAD: WAITING,
     OwnerKind.BETWEEN: BETWEEN,
+    OwnerKind.ANOMALY_DETECTION: ANOMALY_DETECTION,
 }
 """Causes that are determined by the kind of owner alone."""
 _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION,
@@ -101,6 +105,10 @@ _FILLED = frozenset(
     for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
 )
 """Operators that allocate a tensor and fill it with one value."""
+_CONVERSION = re.compile(r"aten::(?:to|_to_copy|(?:log_)?softmax|sum|mean|prod|cumsum|cumprod|\w+_like|new_\w+)$")
+"""Operators that only compute in float64 if their input or their result has this type."""
+_TENSOR_LIST = "TensorList"
+"""Input type of a list of tensors, whose data types are not recorded."""
 _DEEP_COPY = re.compile(r"(?:^|/)copy\.py\(\d+\): deepcopy$")
 _LAYOUT_KERNEL = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
 """Kernels with which convolutions copy tensors to the layout they require."""
@@ -141,7 +149,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64, SMALL, INITIALISATION, UNPICKLING,
+        COMMUNICATION, FLOAT64, SMALL, INITIALISATION, UNPICKLING, ANOMALY_DETECTION,
     )
 ]] = False  # fmt: skip
 """False for causes whose cure does not depend on the place. Their time is summed over all places."""
@@ -150,7 +158,7 @@ _IS_BY_EVENT[list(_BY_EVENT)] = True
 _CODE_OF_KIND = np.zeros(256, np.uint8)
 _CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
 _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
-_WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT))
+_WITH_WAITS = (_code(OUTPUT), _code(CHECKPOINT), _code(ANOMALY_DETECTION))
 """Codes of causes whose time includes waits for the device. For example, printing a tensor waits for its values."""
 
 
@@ -180,7 +188,6 @@ class PathCauses:
             self._label[self._in_collective] = _code(COMMUNICATION)
         self._place = np.append(_places(names), np.int32(-1))
         self._resumed = _resumed(names)
-        self._is_load = np.array([is_checkpoint_load(text) for text in texts], np.bool_)
         in_loop = np.flatnonzero((self._label[:-1] == _code(LOOP)) & (functions >= 0))
         self._place[in_loop] = names.events.name[functions[in_loop]]
         in_model = np.flatnonzero(np.isin(self._label[:-1], (_code(REPEATED), _code(SMALL_BATCHES))))
@@ -477,13 +484,18 @@ class PathCauses:
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._places[key], self._texts
         name = group.most_called() if key.cause in _LOOPS else group.main(0)
-        if key.cause == _code(CHECKPOINT):
-            name = next((of for of in group.calls if of >= 0 and self._is_load[of]), name)
+        cause = CAUSES[key.cause - 1]
+        called = {texts[of]: of for of in group.calls if of >= 0} if cause == CHECKPOINT else {}
+        if loads := [of for text, of in called.items() if is_checkpoint_load(text)]:
+            name = loads[0]
+            if not any(map(is_checkpoint, called)):
+                cause = CHECKPOINT_LOAD
+                name = next((of for text, of in called.items() if is_state_load(text)), name)
         has_gain &= group.gain.is_known
         gain_ns = min(group.gain.saved_ns, group.time_ns, sum(self._step_ns))
         frame = key.place if key.place >= 0 and is_user_frame(texts[key.place]) else group.main(3)
         return CauseTime(
-            cause=CAUSES[key.cause - 1],
+            cause=cause,
             name=None if name is None else texts[name],
             calls=group.calls[name] if name is not None else 0,
             module=None if (module := group.main(1)) is None else self._names.module_paths[1][module],
@@ -797,7 +809,11 @@ def _received_batches(names: Attribution) -> tuple[Mask, Mask]:
 
 
 def _is_float64(names: Attribution) -> Mask:
-    """Return a mask of the operators that have a non-scalar float64 tensor as input."""
+    """Return a mask of the operators that have a non-scalar float64 tensor as input.
+
+    An operator of ATen can compute in float64 without a float64 tensor of the job, such as to sample from a
+    distribution. Operators inside it only count if it also has a float64 input, or returns a float64 tensor.
+    """
     events = names.events
     rows = np.flatnonzero(names.is_operator)
     types, dims = events.arg("Input type", rows), events.arg("Input Dims", rows)
@@ -811,6 +827,15 @@ def _is_float64(names: Attribution) -> Mask:
         [_has_float64(events.texts["Input type"][of], events.texts["Input Dims"][shape]) for of, shape in pairs.T], bool
     )
     is_float64[rows[candidates[matches[index.ravel()]]]] = True
+    is_aten = events.with_name(
+        names.is_operator, lambda name: name.startswith("aten::") and _CONVERSION.match(name) is None
+    )
+    members = np.flatnonzero(is_float64)
+    outer = outermost(names, is_aten)[members]
+    members, outer = members[outer >= 0], outer[outer >= 0]
+    codes, index = np.unique(events.arg("Input type", outer), return_inverse=True)
+    texts = [events.texts["Input type"][code] if code >= 0 else "" for code in codes.tolist()]
+    is_float64[members[np.array([_has_only_other_types(text) for text in texts], np.bool_)[index]]] = False
     return is_float64
 
 
@@ -822,11 +847,21 @@ def _has_float64(types: str, dims: str) -> bool:
     return any(isinstance(of, str) and torch_dtype(of) == "float64" and bool(shape) for of, shape in pairs)
 
 
+def _has_only_other_types(types: str) -> bool:
+    """Return whether the inputs of an operator include tensors, but no float64 tensor."""
+    try:
+        inputs = json.loads(types) or ()
+    except ValueError:  # missing, or truncated by the profiler
+        return False
+    dtypes = {torch_dtype(of) for of in inputs if isinstance(of, str)} - {None}
+    return bool(dtypes) and "float64" not in dtypes and _TENSOR_LIST not in inputs
+
+
 def _python_code(names: Attribution, is_python: Mask) -> Mask:
     """Return a mask of the frames that run Python code of the user or of libraries other than torch.
 
     The mask covers user functions, functions outside torch that run no operators, and the built-in functions that
-    either of them calls.
+    either of them calls. If an operator calls such a function, only user functions count.
     """
     events = names.events
     rows = np.flatnonzero(is_python)
@@ -842,7 +877,7 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
     by_other = is_builtin & (values_at((other & is_pure).astype(np.int32), caller) > 0)
     # profdeck calls functions of the user, such as stages, and functions of libraries, such as `open`.
     is_profiler = events.with_name(is_python, is_profiler_frame)
-    called_from = events.innermost(is_user | is_profiler)
-    by_profiler = values_at(is_profiler.astype(np.int32), called_from) > 0
-    result: Mask = (is_user | by_user | (other & is_pure) | by_other) & ~by_profiler
+    called_from = events.innermost(is_user | is_profiler | names.is_operator)
+    by_native = values_at((is_profiler | names.is_operator).astype(np.int32), called_from) > 0
+    result: Mask = (is_user | by_user | (other & is_pure) | by_other) & ~by_native
     return result

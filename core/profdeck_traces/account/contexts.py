@@ -8,20 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.row_kinds import LAST_ANNOTATION, LAST_CALL, RowKind
+from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.row_kinds import CONTEXTS, LAST_ANNOTATION, LAST_CALL, RowKind
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
 from profdeck_traces.reading.event_names import (
     is_checkpoint_load,
+    is_dataset_frame,
     is_external_wait,
     is_file_read,
     is_profiler_frame,
     is_socket_call,
+    is_stack_formatting,
+    is_state_load,
 )
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int, parents
 
 _COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*)$|Optimizer\.step")
+_EVALUATION = "autograd::engine::evaluate_function: "
+_NAN_CHECK = frozenset({"aten::isnan", "aten::_is_any_true", "aten::item"})
+"""Operators with which anomaly detection checks a gradient."""
 
 
 def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
@@ -48,23 +55,65 @@ def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
 
 
 def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
-    """Mark functions that load a checkpoint if the job also saves one.
+    """Mark functions that load a checkpoint.
 
-    If the job only loads such files, they contain its data. Functions that a data loader calls keep their kind.
+    Files that a data loader or a data set reads contain data. Functions that load such files keep their kind. If the
+    job saves no checkpoint, a ``load_state_dict`` that directly follows in the same function is also marked: a job that
+    keeps the loaded model in memory does not need it.
 
     Args:
         events: The trace.
         kinds: `RowKind` of each row; changed in place.
     """
-    if not (kinds == RowKind.CHECKPOINT_FRAME).any():
-        return
     is_python = events.has_category({PYTHON}) & (kinds != RowKind.OTHER)
     is_load = events.with_name(is_python, is_checkpoint_load)
-    in_loader = events.innermost((kinds == RowKind.LOADING_FRAME) & ~events.with_name(is_python, is_file_read)) >= 0
-    kinds[is_load & ~in_loader] = RowKind.CHECKPOINT_FRAME
-    # Reads and writes inside these functions belong to the checkpoint, so they don't count as the caller's files.
-    inside = events.innermost(kinds == RowKind.CHECKPOINT_FRAME) >= 0
-    kinds[inside & np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))] = RowKind.FRAME
+    loads_data = np.isin(kinds, CONTEXTS[OwnerKind.DATA_LOADING]) & ~events.with_name(is_python, is_file_read)
+    loads_data |= events.with_name(is_python, is_dataset_frame)
+    is_load &= events.innermost(loads_data) < 0
+    saves = (kinds == RowKind.CHECKPOINT_FRAME).any()
+    kinds[is_load] = RowKind.CHECKPOINT_FRAME
+    if is_load.any() and not saves:
+        calls = np.flatnonzero(is_python)
+        calls = calls[np.argsort(events.parent[calls], kind="stable")]
+        follows = (events.parent[calls[1:]] == events.parent[calls[:-1]]) & is_load[calls[:-1]]
+        kinds[calls[1:][follows & events.with_name(is_python, is_state_load)[calls[1:]]]] = RowKind.CHECKPOINT_FRAME
+    _mark_files_inside(events, kinds, RowKind.CHECKPOINT_FRAME)
+
+
+def mark_anomaly_detection(events: Events, kinds: NDArray[np.uint8]) -> None:
+    """Mark the stack formatting and the NaN checks of autograd's anomaly detection.
+
+    Only anomaly detection formats the stack directly in an operator, or calls ``aten::_is_any_true`` directly in the
+    evaluation of a backward function.
+
+    Args:
+        events: The trace.
+        kinds: `RowKind` of each row; changed in place.
+    """
+    is_python = events.has_category({PYTHON}) & (kinds != RowKind.OTHER)
+    is_operator = kinds == RowKind.OPERATOR
+    is_evaluation = events.with_name(is_operator, lambda name: name.startswith(_EVALUATION))
+    kinds[_called_by(events, events.with_name(is_python, is_stack_formatting), is_operator)] = RowKind.ANOMALY_FRAME
+    in_evaluation = _called_by(events, is_operator, is_evaluation)
+    if events.with_name(in_evaluation, lambda name: name == "aten::_is_any_true").any():
+        kinds[events.with_name(in_evaluation, _NAN_CHECK.__contains__)] = RowKind.ANOMALY_OPERATOR
+    _mark_files_inside(events, kinds, RowKind.ANOMALY_FRAME)
+
+
+def _called_by(events: Events, selected: Mask, callers: Mask) -> Mask:
+    """Return a mask of the selected events that a caller calls directly."""
+    rows = np.flatnonzero(selected)
+    parent = events.parent[rows]
+    result = np.zeros(events.complete, np.bool_)
+    result[rows[(parent >= 0) & callers[parent]]] = True
+    return result
+
+
+def _mark_files_inside(events: Events, kinds: NDArray[np.uint8], kind: RowKind) -> None:
+    """Mark reads and writes inside events of a kind as frames, so that they don't count as the caller's files."""
+    if (kinds == kind).any():
+        inside = events.innermost(kinds == kind) >= 0
+        kinds[inside & np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))] = RowKind.FRAME
 
 
 def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:

@@ -12,9 +12,10 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 OwnerRowKey = tuple[str, str, str | None, str | None, str | None]
 """An owner's kind, title, name, line and origin."""
 
-JOINED = frozenset(
-    {"profiler", "data loading", "garbage collection", "checkpoint", "compilation", "output", "validation"}
-)
+JOINED = frozenset({
+    "anomaly detection", "checkpoint", "compilation", "data loading", "garbage collection", "output", "profiler",
+    "validation",
+})  # fmt: skip
 """Owners of these kinds share one row per function, because many short events explain the time only together."""
 NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank", "wait for role", *JOINED})
 """Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""

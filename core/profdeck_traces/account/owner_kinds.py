@@ -41,6 +41,8 @@ class OwnerKind(IntEnum):
     """Time in a collective before the last rank of its group arrives."""
     WAIT_FOR_ROLE = 23
     """Time when only another role is working, for example rollout servers while the trainer waits."""
+    ANOMALY_DETECTION = 24
+    """Stack formatting and NaN checks of autograd's anomaly detection."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:
@@ -64,7 +66,7 @@ class OwnerKind(IntEnum):
         return f"the {self.side} ({text})" if self.side in {"host", "device"} else text
 
 
-KIND_TEXTS = {"between": "outside operators", "device held": "device idle, cause unknown"}
+KIND_TEXTS = {"between": "outside operators", "device held": "device idle, cause unknown", "wait for thread": "wait"}
 """Display texts, by label, for kinds whose label needs an explanation."""
 _SIDES = {
     **dict.fromkeys(

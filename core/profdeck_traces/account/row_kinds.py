@@ -52,28 +52,30 @@ class RowKind(IntEnum):
     GC_ANNOTATION = 6
     OPERATOR = 7
     LOADING_OPERATOR = 8
-    FRAME = 9
-    WAITING_FRAME = 10
+    ANOMALY_OPERATOR = 9
+    FRAME = 10
+    WAITING_FRAME = 11
     """A Python frame that is open only while its thread waits."""
-    LOADING_FRAME = 11
-    CHECKPOINT_FRAME = 12
-    COMPILATION_FRAME = 13
-    OUTPUT_FRAME = 14
-    VALIDATION_FRAME = 15
-    GC_FRAME = 16
-    HOST_COLLECTIVE = 17
-    OVERHEAD = 18
-    CALL = 19
-    LAUNCH = 20
-    COPY_CALL = 21
-    ALLOCATION = 22
-    FREE = 23
-    DEVICE_SYNC = 24
-    STREAM_SYNC = 25
-    EVENT_SYNC = 26
-    KERNEL = 27
-    COPY = 28
-    COLLECTIVE = 29
+    LOADING_FRAME = 12
+    CHECKPOINT_FRAME = 13
+    COMPILATION_FRAME = 14
+    OUTPUT_FRAME = 15
+    VALIDATION_FRAME = 16
+    ANOMALY_FRAME = 17
+    GC_FRAME = 18
+    HOST_COLLECTIVE = 19
+    OVERHEAD = 20
+    CALL = 21
+    LAUNCH = 22
+    COPY_CALL = 23
+    ALLOCATION = 24
+    FREE = 25
+    DEVICE_SYNC = 26
+    STREAM_SYNC = 27
+    EVENT_SYNC = 28
+    KERNEL = 29
+    COPY = 30
+    COLLECTIVE = 31
 
 
 LAST_ANNOTATION, LAST_CALL = RowKind.GC_ANNOTATION, RowKind.EVENT_SYNC
@@ -85,6 +87,7 @@ CONTEXTS = {
     OwnerKind.OUTPUT: (RowKind.OUTPUT_FRAME,),
     OwnerKind.CHECKPOINT: (RowKind.CHECKPOINT_ANNOTATION, RowKind.CHECKPOINT_FRAME),
     OwnerKind.COMPILATION: (RowKind.COMPILATION_ANNOTATION, RowKind.COMPILATION_FRAME),
+    OwnerKind.ANOMALY_DETECTION: (RowKind.ANOMALY_OPERATOR, RowKind.ANOMALY_FRAME),
     OwnerKind.GARBAGE_COLLECTION: (RowKind.GC_ANNOTATION, RowKind.GC_FRAME),
 }
 """Owners of all time inside events of the given kinds. If such events are nested, the last matching entry wins."""
@@ -92,6 +95,7 @@ CONTEXTS = {
 OWNERS = {
     RowKind.OPERATOR: OwnerKind.OPERATOR,
     RowKind.LOADING_OPERATOR: OwnerKind.OPERATOR,
+    RowKind.ANOMALY_OPERATOR: OwnerKind.OPERATOR,
     **dict.fromkeys(map(RowKind, range(RowKind.FRAME, RowKind.HOST_COLLECTIVE)), OwnerKind.PYTHON),
     RowKind.WAITING_FRAME: OwnerKind.WAIT_FOR_THREAD,
     RowKind.HOST_COLLECTIVE: OwnerKind.COLLECTIVE,

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profdeck_traces.account.contexts import mark_checkpoint_loads, mark_file_functions, mark_profiler_frames
+from profdeck_traces.account.contexts import (
+    mark_anomaly_detection,
+    mark_checkpoint_loads,
+    mark_file_functions,
+    mark_profiler_frames,
+)
 from profdeck_traces.account.owned_path import OwnedPath, RankWaits
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
@@ -94,6 +99,7 @@ def path_windows(
     kinds[~is_valid] = RowKind.OTHER
     mark_profiler_frames(names.events, kinds)
     mark_checkpoint_loads(names.events, kinds)
+    mark_anomaly_detection(names.events, kinds)
     mark_file_functions(names.events, kinds)
     return PathWindows(names, kinds, annotations, steps.excluded[of_kind])
 

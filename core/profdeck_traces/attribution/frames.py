@@ -14,7 +14,7 @@ from profdeck_traces.reading.event_names import is_profiler_frame
 _MODULE = re.compile(r"nn\.Module: (?P<class_name>.+?)(?:_\d+)?")
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _LIBRARY = re.compile(
-    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|pluggy)[\\/]"
+    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|pluggy|safetensors)[\\/]"
     r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*)[\\/]"
     r"|.*[\\/]torchinductor_"
 )

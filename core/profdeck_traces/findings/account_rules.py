@@ -31,7 +31,14 @@ from profdeck_traces.findings.rank_finding import (
     record_cheaply,
 )
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import is_checkpoint_load, is_event_loop_wait, is_external_wait, is_sleep
+from profdeck_traces.reading.event_names import (
+    is_checkpoint_load,
+    is_event_loop_wait,
+    is_external_wait,
+    is_safetensors_load,
+    is_sleep,
+    is_state_load,
+)
 
 _FEWEST_STEPS = 3
 _MIN_PERIODS = 3
@@ -144,7 +151,7 @@ _CAUSES = {
     ),
     causes.CHECKPOINT: _Cause(
         rule="checkpoint",
-        condition="Saving a checkpoint inside a step, and loading it if a step also does that, over 5 %.",
+        condition="Saving checkpoints inside a step, and loading them if a step also does that, over 5 %.",
         min_share=0.05,
         subject=lambda one, _: f"Saving {'and loading ' * _is_load(one)}a checkpoint takes",
         cure=lambda one, _: (
@@ -154,6 +161,38 @@ _CAUSES = {
         ),
         is_certain=True,
         needs_stacks=True,
+    ),
+    causes.CHECKPOINT_LOAD: _Cause(
+        rule="checkpoint-load",
+        condition="Files that torch.load or safetensors reads inside a step, outside data loaders and data sets, with "
+        "the load_state_dict that follows, over 5 %. The steps save no checkpoint.",
+        min_share=0.05,
+        subject=lambda one, _: (
+            "Loading a checkpoint takes"
+            if is_state_load(one.name or "")
+            else f"Loading files with {'safetensors' if is_safetensors_load(one.name or '') else 'torch.load'} takes"
+        ),
+        cure=lambda one, _: (
+            "load it once, before the loop, and keep it in memory"
+            if is_state_load(one.name or "")
+            else "load each file once, before the loop, and keep it in memory, or load the next file in the background"
+        ),
+        is_certain=True,
+        needs_stacks=True,
+    ),
+    causes.ANOMALY_DETECTION: _Cause(
+        rule="anomaly-detection",
+        condition="Autograd's anomaly detection: the stacks that it formats for each operator, and its NaN checks of "
+        "gradients, over 5 %. Without stacks, only the NaN checks.",
+        min_share=0.05,
+        subject=lambda one, _: (
+            "Autograd's anomaly detection takes"
+            if one.line
+            else "Checking gradients for NaN in autograd's anomaly detection takes"
+        ),
+        cure=_fixed("turn it off after the NaN is found: torch.autograd.set_detect_anomaly(False)"),
+        is_certain=True,
+        runs_operators=True,
     ),
     causes.OUTPUT: _Cause(
         rule="output",
@@ -400,6 +439,8 @@ _MIN_COLLECTIVES, _MAX_SMALL_COLLECTIVE_US = 20, 5_000
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
 _MIN_EVENT_LOOP = 0.2
+_EVERYWHERE = frozenset({causes.PROFILER, causes.ANOMALY_DETECTION})
+"""Causes that no single function contains."""
 _ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED, causes.EXPOSED_COPIES})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
@@ -554,7 +595,7 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     if bursts:
         text = f"{subject} {_burst_text(view, one, bursts)}{_where(one)}"
     else:
-        where = "" if one.cause == causes.PROFILER else _where(one)
+        where = "" if one.cause in _EVERYWHERE else _where(one)
         text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){where}"
     if gain_us < _ALMOST_ALL * time_us and cause.after_cure:
         is_limited = gain_us < _ALMOST_ALL * cause.gain_share * time_us
@@ -577,7 +618,7 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
         time_us=time_us,
         step_us=step_us,
         stage=_stage(one),
-        line=one.line,
+        line=None if one.cause == causes.ANOMALY_DETECTION else one.line,
         confidence="high" if cause.is_certain else "medium",
         **({"evidence": view.evidence(slowest), "check": view.show_step(slowest)} if slowest else {}),
     )

@@ -70,7 +70,11 @@ _CHECKPOINT = re.compile(
     r"save_checkpoint",
     re.IGNORECASE,
 )
-_CHECKPOINT_LOAD = re.compile(r"torch/serialization\.py\(\d+\): load$|safetensors/\w+\.py\(\d+\): load\w*$")
+_TORCH_LOAD = re.compile(r"torch/serialization\.py\(\d+\): load$")
+_SAFETENSORS_LOAD = re.compile(r"safetensors/\w+\.py\(\d+\): load\w*$")
+_STATE_LOAD = re.compile(r"torch/(?:nn/modules/module|optim/\w+)\.py\(\d+\): load_state_dict$")
+_DATASET = re.compile(r"\(\d+\): __(?:getitems?|iter|next)__$")
+_STACK_FORMATTING = re.compile(r"(?:.*[\\/])?traceback\.py\(\d+\): format_stack$")
 # Unlike the rest of `torch/_dynamo`, `convert_frame.py` runs only if no compiled code matches.
 _COMPILATION = re.compile(
     r"torch/_dynamo/convert_frame\.py\(\d+\): \w*(?:__call__|compile|convert)|"
@@ -176,7 +180,27 @@ def is_checkpoint(name: str) -> bool:
 
 def is_checkpoint_load(name: str) -> bool:
     """Return whether a Python frame loads a file that `torch.save` or safetensors wrote."""
-    return _CHECKPOINT_LOAD.search(name) is not None
+    return _TORCH_LOAD.search(name) is not None or is_safetensors_load(name)
+
+
+def is_safetensors_load(name: str) -> bool:
+    """Return whether a Python frame loads a file that safetensors wrote."""
+    return _SAFETENSORS_LOAD.search(name) is not None
+
+
+def is_state_load(name: str) -> bool:
+    """Return whether a Python frame copies a state dict into a module or an optimizer."""
+    return _STATE_LOAD.search(name) is not None
+
+
+def is_dataset_frame(name: str) -> bool:
+    """Return whether a Python frame is the method of a data set that returns or yields samples."""
+    return _DATASET.search(name) is not None
+
+
+def is_stack_formatting(name: str) -> bool:
+    """Return whether a Python frame is `format_stack` of torch.fx or of the standard library."""
+    return _STACK_FORMATTING.match(name) is not None
 
 
 def is_compilation(name: str) -> bool:

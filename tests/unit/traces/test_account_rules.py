@@ -15,7 +15,7 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import CauseState
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.findings.finding import with_findings
-from profdeck_traces.findings.overview import notes_of, teams_of, verdict_of
+from profdeck_traces.findings.overview import notes_of, owner_text, teams_of, verdict_of
 from profdeck_traces.inputs.facts import CaptureStatus
 from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
@@ -99,6 +99,14 @@ PLANTED: dict[str, tuple[Item, Item]] = {
         function(900, frame("torch/serialization.py(943): save", 800)),
         function(900, frame("torch/serialization.py(943): save", 300)),
     ),
+    "checkpoint-load": (
+        function(900, frame("torch/serialization.py(1300): load", 800)),
+        function(900, frame("torch/serialization.py(1300): load", 300)),
+    ),
+    "anomaly-detection": (
+        function(800, operator("aten::add", 800, frame("torch/fx/traceback.py(497): format_stack", 600))),
+        function(600, operator("aten::add", 600, frame("torch/fx/traceback.py(497): format_stack", 400))),
+    ),
     "output": (
         function(900, frame("<built-in method write of _io.TextIOWrapper object at 0x7f1>", 100)),
         function(400, frame("<built-in method write of _io.TextIOWrapper object at 0x7f1>", 100)),
@@ -157,7 +165,9 @@ def test_cause_is_found_above_its_limit_and_clear_below(tmp_path: Path, cause: s
     assert state_of(run, cause).state == ("not_judged" if shapes and "Input" not in str(below) else "clear")
 
 
-@pytest.mark.parametrize("cause", sorted({*PLANTED} - {"profiler", "exposed-communication", "float64"}))
+@pytest.mark.parametrize(
+    "cause", sorted({*PLANTED} - {"profiler", "exposed-communication", "float64", "anomaly-detection"})
+)
 def test_finding_has_the_line_of_the_user_function(tmp_path: Path, cause: str) -> None:
     above, _ = PLANTED[cause]
     finding, *_ = Job().write(tmp_path / "job.json", [above]).findings
@@ -168,7 +178,9 @@ def test_finding_has_the_line_of_the_user_function(tmp_path: Path, cause: str) -
         assert "(train.py:40)" in finding.text
 
 
-@pytest.mark.parametrize("cause", ["garbage-collection", "checkpoint", "output", "python-code", "waiting"])
+@pytest.mark.parametrize(
+    "cause", ["garbage-collection", "checkpoint", "checkpoint-load", "output", "python-code", "waiting"]
+)
 def test_cause_in_python_is_not_judged_without_stacks(tmp_path: Path, cause: str) -> None:
     run = Job(stacks=False).write(tmp_path / "clear.json", [])
     assert state_of(run, cause).state == "clear"
@@ -551,7 +563,39 @@ def test_loading_a_saved_checkpoint_counts(tmp_path: Path) -> None:
     assert finding.do.startswith("pass the weights in memory")
 
 
-@pytest.mark.parametrize("inside", [[LOAD], [frame("torch/utils/data/_utils/fetch.py(50): fetch", 1_500, LOAD), SAVE]])
+@pytest.mark.parametrize(
+    ("inside", "text"),
+    [
+        ([LOAD], "Loading files with torch.load takes 15% of each step (1.50 ms) in work (train.py:40)."),
+        (
+            [frame("safetensors/torch.py(336): load_file", 1_500)],
+            "Loading files with safetensors takes 15% of each step (1.50 ms) in work (train.py:40).",
+        ),
+        (
+            [LOAD, frame("torch/nn/modules/module.py(2530): load_state_dict", 500)],
+            "Loading a checkpoint takes 20% of each step (2.00 ms) in work (train.py:40).",
+        ),
+        # The state dict may have another origin.
+        (
+            [LOAD, frame("net.py(9): average", 10), frame("torch/nn/modules/module.py(2530): load_state_dict", 500)],
+            "Loading files with torch.load takes 15% of each step (1.50 ms) in work (train.py:40).",
+        ),
+    ],
+)
+def test_files_that_no_data_loader_reads_are_not_data(tmp_path: Path, inside: list[Item], text: str) -> None:
+    (finding,) = Job().write(tmp_path / "job.json", [function(2_010, *inside)]).findings
+    assert (finding.rule, finding.text) == ("checkpoint-load", text)
+    assert "once, before the loop, and keep it in memory" in finding.do
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        [frame("data.py(9): __getitem__", 1_500, LOAD)],
+        [("user_annotation", "data", 1_500, LOAD)],
+        [frame("torch/utils/data/_utils/fetch.py(50): fetch", 1_500, LOAD), SAVE],
+    ],
+)
 def test_files_of_a_data_loader_are_no_checkpoint(tmp_path: Path, inside: list[Item]) -> None:
     findings = Job().write(tmp_path / "job.json", [function(4_000, *inside)]).findings
     assert {finding.rule: finding.time_us for finding in findings}["data-loading"] >= 900
@@ -922,3 +966,83 @@ def test_repeated_forward_pass_without_shapes(tmp_path: Path, duration_us: float
 
     run = Job().write(tmp_path / "job.json", [call(1_000, 1), call(duration_us, 2), backward(1)])
     assert state_of(run, "duplicated-work").state == ("found" if is_found else "clear")
+
+
+GRADIENT = operator(
+    "autograd::engine::evaluate_function: MmBackward0",
+    1_500,
+    operator("MmBackward0", 200),
+    operator("aten::isnan", 600, operator("aten::ne", 600)),
+    operator("aten::_is_any_true", 400, operator("aten::any", 400)),
+    operator("aten::item", 100, operator("aten::_local_scalar_dense", 100)),
+)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "text"),
+    [
+        (True, "Autograd's anomaly detection takes 19% of each step (1.90 ms)."),
+        (False, "Checking gradients for NaN in autograd's anomaly detection takes 11% of each step (1.10 ms)."),
+    ],
+)
+def test_anomaly_detection_formats_stacks_and_checks_gradients(tmp_path: Path, *, stacks: bool, text: str) -> None:
+    read = frame("<built-in method readlines of _io.TextIOWrapper object at 0x7f1>", 300)
+    formatting = frame(
+        "torch/fx/traceback.py(497): format_stack", 800, frame("linecache.py(80): updatecache", 700, read)
+    )
+    items = [function(2_500, operator("aten::add", 900, formatting), GRADIENT)]
+    (finding,) = Job(stacks=stacks).write(tmp_path / "job.json", items).findings
+    assert (finding.rule, finding.text, finding.where.file) == ("anomaly-detection", text, None)
+    assert finding.do.endswith("torch.autograd.set_detect_anomaly(False)")
+
+
+def test_gradient_hooks_of_the_job_are_not_anomaly_detection(tmp_path: Path) -> None:
+    check = [operator("aten::isnan", 600), operator("aten::any", 400), operator("aten::item", 100)]
+    evaluation = operator("autograd::engine::evaluate_function: MmBackward0", 1_500, *check)
+    stack = frame("traceback.py(200): format_stack", 900)
+    run = Job().write(tmp_path / "job.json", [evaluation, function(900, stack)])
+    assert state_of(run, "anomaly-detection").state == "clear"
+
+
+@pytest.mark.parametrize(("caller", "rules"), [("lib::parse", []), (None, ["python-code"])])
+def test_library_function_that_an_operator_calls_is_not_python_code_of_the_job(
+    tmp_path: Path, caller: str | None, rules: list[str]
+) -> None:
+    decode = frame("json/decoder.py(332): decode", 1_500)
+    inside = operator(caller, 1_500, decode) if caller else decode
+    findings = Job().write(tmp_path / "job.json", [function(1_500, inside)]).findings
+    assert [finding.rule for finding in findings] == rules
+
+
+FLOAT = {"Input Dims": [[64, 64], []], "Input type": ["float", ""]}
+NUMBERS = {"Input Dims": [[], []], "Input type": ["ScalarList", "Scalar"]}
+LIST = {"Input Dims": [[[64, 64], [64, 64]], []], "Input type": ["TensorList", "Scalar"]}
+
+
+@pytest.mark.parametrize(
+    ("outer", "args", "is_found"),
+    [
+        ("aten::_sample_dirichlet", FLOAT, False),
+        ("aten::to", FLOAT, True),
+        ("aten::softmax", FLOAT, True),
+        ("aten::zeros", NUMBERS, True),
+        ("aten::_foreach_mul_", LIST, True),
+        ("aten::linear", DOUBLE, True),
+        ("ToCopyBackward0", FLOAT, True),
+    ],
+)
+def test_float64_inside_an_operator_without_float64_input_is_not_of_the_job(
+    tmp_path: Path, outer: str, args: dict[str, Any], *, is_found: bool
+) -> None:
+    inside = operator(outer, 500, operator("aten::sum", 300, DOUBLE), args)
+    run = Job().write(tmp_path / "job.json", [inside])
+    assert state_of(run, "float64").state == ("found" if is_found else "clear")
+
+
+def test_wait_for_a_child_process_is_not_called_a_wait_for_a_thread(tmp_path: Path) -> None:
+    wait = frame("subprocess.py(506): run", 900, frame("<built-in method poll of select.poll object at 0x7f1>", 900))
+    run = Job().write(tmp_path / "job.json", [function(900, wait)])
+    account = run.ranks[0].account
+    assert account is not None
+    (owner,) = [owner for owner in account.owners if "poll" in (owner.name or "")]
+    assert owner_text(owner.kind, "poll") == "wait poll"
