@@ -757,11 +757,9 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
         text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
         text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
         cure = "find what this function waits for, such as a lock that another thread holds for too long"
-        gain_us = time_us if main.gain_us is None else min(time_us, main.gain_us / account.steps)
-        if gain_us < _ALMOST_ALL * time_us:
-            text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter"
-        place = {"stage": _stage(main), "line": main.line}
-        return main, draft(view, "lock", text, cure, gain_us=gain_us, time_us=time_us, step_us=step_us, **place)
+        # The gain of a replay is too small: it keeps the order of the threads that the lock caused.
+        finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
+        return main, finding
     functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]
     if functions and (load.others_share or 0.0) >= _ALMOST_ALL * blocked_us / step_us:
         only = functions[0] if len(functions) == 1 else None
