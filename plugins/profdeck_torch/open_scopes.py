@@ -18,7 +18,7 @@ _scopes: collections.deque[weakref.ref[record_function]] = collections.deque()
 _enter = record_function.__enter__
 
 
-# Torch compiles this class to TorchScript. It then reads the source of the wrapped method.
+# TorchScript compiles this class from its source, so the wrapper must expose the original method.
 @functools.wraps(_enter)
 def _enter_and_remember(self: record_function) -> record_function:
     _scopes.append(weakref.ref(self))
@@ -26,12 +26,12 @@ def _enter_and_remember(self: record_function) -> record_function:
 
 
 def watch() -> None:
-    """Remember the scopes that start from now on, in any thread."""
+    """Start tracking new scopes in all threads."""
     record_function.__enter__ = _enter_and_remember
 
 
 def unwatch() -> None:
-    """Stop remembering scopes, and forget those that were deleted."""
+    """Stop tracking new scopes, and remove deleted scopes."""
     if record_function.__enter__ is _enter_and_remember:  # another tool may have replaced it
         record_function.__enter__ = _enter
     for _ in range(len(_scopes)):
@@ -40,7 +40,7 @@ def unwatch() -> None:
 
 
 def end_all() -> None:
-    """End the remembered scopes, inner ones first. Call this while nothing is recorded, so that torch writes nothing.
+    """End all tracked scopes, innermost first. Call this between recordings, when torch does not write events.
 
     Ending a scope again has no effect.
     """

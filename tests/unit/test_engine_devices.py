@@ -238,7 +238,7 @@ def test_sglang_scheduler_defers_a_stop_from_another_thread(tmp_path: Path, monk
 
 def test_frontend_ignores_options_of_the_device_backend(tmp_path: Path) -> None:
     frontend = FrontendRecorder("frontend")
-    # The backend of the CPU also has the option `fail_at`.
+    # The CPU backend also supports the option `fail_at`.
     options = {"with_stack": True, "level": "level1", "fail_at": "start"}
     frontend_request = attrs.evolve(make_request(tmp_path), options=options, engine={"frontend": True})
     reply = frontend.command("start", unstructure(frontend_request))

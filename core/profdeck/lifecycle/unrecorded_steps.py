@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 SLOTS = 16
-"""Number of start times that a role keeps; a power of two. Step ``n`` uses the slot ``n & SLOT_MASK``."""
+"""Number of start times kept per role, a power of two. Step ``n`` uses slot ``n & SLOT_MASK``."""
 SLOT_MASK = SLOTS - 1
 _FEWEST_STEPS = 3
 
@@ -21,7 +21,7 @@ def median_step_s(step: int, steps: Sequence[int | None], starts_s: Sequence[flo
         steps: the step in each slot; `with_capture` of the step if it was captured; None for an unused slot.
         starts_s: the monotonic start time of the step in each slot, in seconds.
     """
-    # The first step of the process is in its slot until all slots have been used.
+    # Until all slots have been used, the earliest start time is that of the process's first step.
     used = [(start_s, number) for start_s, number in zip(starts_s, steps, strict=True) if number is not None]
     first = min(used)[1] if 0 < len(used) < SLOTS else None
     durations_s = []
@@ -33,5 +33,5 @@ def median_step_s(step: int, steps: Sequence[int | None], starts_s: Sequence[flo
 
 
 def with_capture(step: int) -> int:
-    """Return the entry of a captured step. Its start ends the previous step, but its own duration does not count."""
+    """Return the entry for a captured step. Its start ends the previous step, but its own duration is ignored."""
     return -1 - step

@@ -28,7 +28,7 @@ from profdeck_traces.reading.intervals import Int, parents
 _COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*)$|Optimizer\.step")
 _EVALUATION = "autograd::engine::evaluate_function: "
 _NAN_CHECK = frozenset({"aten::isnan", "aten::_is_any_true", "aten::item"})
-"""Operators with which anomaly detection checks a gradient."""
+"""Operators that anomaly detection uses to check gradients."""
 
 
 def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
@@ -55,7 +55,7 @@ def mark_profiler_frames(events: Events, kinds: NDArray[np.uint8]) -> None:
 
 
 def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
-    """Mark functions that load a checkpoint.
+    """Label functions that load a checkpoint.
 
     Files that a data loader or a data set reads contain data. Functions that load such files keep their kind. If the
     job saves no checkpoint, a ``load_state_dict`` that directly follows in the same function is also marked: a job that
@@ -81,7 +81,7 @@ def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
 
 
 def mark_anomaly_detection(events: Events, kinds: NDArray[np.uint8]) -> None:
-    """Mark the stack formatting and the NaN checks of autograd's anomaly detection.
+    """Label the stack formatting and NaN checks of autograd's anomaly detection.
 
     Only anomaly detection formats the stack directly in an operator, or calls ``aten::_is_any_true`` directly in the
     evaluation of a backward function.
@@ -110,7 +110,7 @@ def _called_by(events: Events, selected: Mask, callers: Mask) -> Mask:
 
 
 def _mark_files_inside(events: Events, kinds: NDArray[np.uint8], kind: RowKind) -> None:
-    """Mark reads and writes inside events of a kind as frames, so that they don't count as the caller's files."""
+    """Label reads and writes inside the given events as frames. They are no file access of the caller."""
     if (kinds == kind).any():
         inside = events.innermost(kinds == kind) >= 0
         kinds[inside & np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))] = RowKind.FRAME

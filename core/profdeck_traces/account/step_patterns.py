@@ -88,7 +88,7 @@ def loops(names: Attribution, kinds: _Codes, head: _Rows, functions: _Rows) -> M
 
 
 def outermost(names: Attribution, kind: Mask) -> _Rows:
-    """Return the outermost event of a kind around each event, or -1. An event is also around itself."""
+    """Return the outermost enclosing event of the given kind, or -1. An event of this kind encloses itself."""
     events = names.events
     is_outermost = kind & (values_at(events.innermost(kind), events.parent) < 0)
     return events.innermost(is_outermost)
@@ -106,7 +106,7 @@ def callers_of_models(names: Attribution, model: _Rows) -> _Rows:
 
 
 def small_batches(names: Attribution, kinds: _Codes, head: _Rows, model: _Rows) -> Mask:
-    """Return a mask of the events in calls of a model that a function calls at least 64 times in a step.
+    """Return a mask of the events in model calls, if a function calls the model at least 64 times in a step.
 
     At least half of the time of the model's operators must be in operators shorter than 100 us. `model` is the result
     of `models`.

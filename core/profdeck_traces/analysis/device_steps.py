@@ -25,7 +25,7 @@ def step_kind(steps: TraceSteps) -> str | None:
 
 
 def windows_on_device(steps: TraceSteps) -> StepWindows:
-    """Return the windows of the steps on the devices. They have ends and do not overlap.
+    """Return the device windows of the steps. They have end times and do not overlap.
 
     A window lasts from the step's first device work to that of the next step. If no step follows immediately, it ends
     with the step's own device work. The window of a global step between two pauses also contains the step on the host.

@@ -282,7 +282,7 @@ def _owners_by_line(account: AccountDiff) -> list[tuple[str, float]]:
 
 
 def _largest_owners(owners: Sequence[tuple[str, float]], total_us: float, shown_us: float) -> str:
-    """List the largest changes of the account, and the sum of the others if it exceeds a tenth of the total.
+    """List the largest changes in the account. If the other changes exceed 10 % of the total, add their sum.
 
     Args:
         owners: Changes in microseconds per step, largest first.
@@ -363,7 +363,7 @@ def label_of_role(role: RoleDiff) -> str:
 
 
 def basis_of(role: RoleDiff) -> str:
-    """Return a caption that states what the times in the tables are."""
+    """Return a caption with the unit and the statistic of the times in the tables."""
     ranks = "" if len(role.ranks) == 1 else f", averaged over {len(role.ranks)} ranks"
     if role.basis == "total":
         return f"Times are totals{ranks}, because not all traces have steps."

@@ -13,7 +13,7 @@ _FEWEST_DURATIONS = 2
 
 
 def recording_cost(steps: Sequence[StepSummary], unrecorded_step_s: float | None) -> RecordingCost | None:
-    """Return how much longer recorded steps take, or ``None`` if this is unknown.
+    """Return the comparison of recorded and unrecorded steps, or ``None`` if unknown.
 
     Durations last from the start of a step to the start of the next one, as those of the unrecorded steps. At least
     three adjacent warm steps are required.

@@ -74,7 +74,7 @@ class _Cause:
     gain_share: float = 1.0
     """Fraction of the gain that the action can save."""
     after_cure: str | None = "without it"
-    """Start of the sentence that states the gain; ``None`` if the gain is too uncertain to be stated."""
+    """Prefix of the sentence about the gain. ``None`` if the gain is too uncertain."""
 
 
 def _fixed(text: str) -> Callable[..., str]:
@@ -440,7 +440,7 @@ _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
 _MIN_EVENT_LOOP = 0.2
 _EVERYWHERE = frozenset({causes.PROFILER, causes.ANOMALY_DETECTION})
-"""Causes that no single function contains."""
+"""Causes that are spread over many functions."""
 _ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT, causes.REPEATED, causes.EXPOSED_COPIES})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
@@ -757,7 +757,7 @@ def _blocked(view: RankView, account: Account) -> tuple[CauseTime | None, RankFi
         text = f"Waiting without a recorded call, such as for a lock, takes {percent(time_us / step_us)} of "
         text += f"{_each(account)} ({ms(time_us)}){_where(main)}"
         cure = "find what this function waits for, such as a lock that another thread holds for too long"
-        # The gain of a replay is too small: it keeps the order of the threads that the lock caused.
+        # A replay underestimates the gain, because it keeps the thread order that the lock enforced.
         finding = draft(view, "lock", text, cure, gain_us=time_us, step_us=step_us, stage=_stage(main), line=main.line)
         return main, finding
     functions = [one for one in account.causes if one.cause == causes.OPEN_FUNCTION]

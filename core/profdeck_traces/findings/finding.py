@@ -253,7 +253,7 @@ _PART_OF = {
 
 _PART_OF_RANK = {
     "host-bound": ("straggler",),
-    # The device of a late rank is idle until the rank's host has finished, so its synchronisations seem expensive.
+    # On a late rank, the device is idle while the host works, so synchronisations seem expensive.
     "synchronisation": ("straggler",),
     # The other ranks are waiting for a rank that has one of these problems.
     "straggler": (

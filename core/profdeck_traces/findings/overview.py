@@ -264,7 +264,7 @@ class Team:
         return shown, [row for row in self.account if row not in represented]
 
     def largest_functions(self) -> dict[str, float]:
-        """Return the user functions with the most time, at most three, with their shares of the step."""
+        """Return up to three user functions with the most time, and their shares of the step."""
         shares: dict[str, float] = {}
         for row in self.account:
             if row.origin and row.kind not in _WAITS and is_user_frame(row.origin):
@@ -273,7 +273,7 @@ class Team:
         return {frame: shares[frame] for frame in largest if shares[frame] >= _MIN_FUNCTION_SHARE}
 
     def captions(self, rows: Sequence[OwnerRow]) -> Iterator[str]:
-        """Yield the sentences below a table with some rows of the account."""
+        """Yield the caption sentences for a table of account rows."""
         if any(row.gain_us is not None for row in rows):
             kind = rows[0].next_limit
             limit = f" Without the first row, the next limit is {OwnerKind.from_label(kind).with_side}." if kind else ""

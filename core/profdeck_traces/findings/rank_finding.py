@@ -111,14 +111,14 @@ def record_with(view: RankView, *options: str, value: str = "true", steps: int |
 
 
 def costly_options(view: RankView) -> dict[str, str]:
-    """Return the names of the recorded data that slow down a recording, by option of the backend."""
+    """Return the enabled options that slow down a recording, each with a display name for its data."""
     account = view.rank.account
     is_on = {"with_stack": account is not None and account.has_stacks, "record_shapes": bool(view.rank.shapes)}
     return {option: name for option, name in _COSTLY_OPTIONS.items() if is_on[option]}
 
 
 def record_cheaply(view: RankView) -> str:
-    """Suggest how to record times that the recording lengthens less."""
+    """Return advice for a recording with less overhead."""
     if not (options := costly_options(view)):
         return "record fewer activities, or compare times only with those of other recordings"
     names = " and ".join(options.values())

@@ -109,7 +109,7 @@ class RankView:
 
     @property
     def step_us(self) -> float:
-        """Mean duration of the timed steps, or that of the recording."""
+        """Mean duration of the timed steps. Without steps, the duration of the recording."""
         return self.time_us / self._timed_count
 
     @property
@@ -133,7 +133,7 @@ class RankView:
 
     @functools.cached_property
     def devices(self) -> list[StepOfDevice | DeviceSummary]:
-        """Times of the devices in the timed steps, or in the recording if there are no steps."""
+        """Device times in the timed steps. Without steps, device times in the recording."""
         return [of for step in self.timed_steps for of in step.devices] if self.steps else [*self.rank.devices]
 
     @property

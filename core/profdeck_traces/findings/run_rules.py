@@ -117,7 +117,7 @@ def partial_recordings(run: RunSummary) -> Iterator[Finding]:
 
 
 def _steps_of_incomplete(run: RunSummary) -> dict[CaptureStatus, list[StepSummary]]:
-    """Return the complete steps of each incomplete recording. They are only known for partial ones without damage."""
+    """Return the complete steps of each incomplete recording. Missing, failed and damaged recordings have none."""
     steps: dict[tuple[object, ...], list[StepSummary]] = {}
     for rank in run.ranks:
         place = rank.run, rank.capture, rank.role, rank.replica, rank.rank

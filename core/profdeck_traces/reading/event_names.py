@@ -194,7 +194,7 @@ def is_state_load(name: str) -> bool:
 
 
 def is_dataset_frame(name: str) -> bool:
-    """Return whether a Python frame is the method of a data set that returns or yields samples."""
+    """Return whether a Python frame is a data set method, such as `__getitem__`, that returns samples."""
     return _DATASET.search(name) is not None
 
 

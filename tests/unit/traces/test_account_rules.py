@@ -296,7 +296,7 @@ def test_bursts_name_their_steps(tmp_path: Path) -> None:
 
 
 def on_busy_machine(run: RunSummary, wait_s: float | None, *, throttled_s: float | None = None) -> RunSummary:
-    """Return a run of 10 s whose recording thread waited for a CPU that other processes used."""
+    """Return a 10 s run on a busy machine, whose recording thread waited for a CPU."""
     load = HostLoad(
         wall_s=10, cpu_s=9, cpus=8, run_queue_s=wait_s, throttled_s=throttled_s, load_at_start=20, load_at_end=20
     )

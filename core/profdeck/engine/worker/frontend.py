@@ -42,7 +42,7 @@ class FrontendRecorder:
         return handle_command(command, payload, self._recorder, self._start, self._recorder.stop)
 
     def _start(self, request: CaptureRequest) -> None:
-        # The other options are for the backend of the workers' device, and some of them would use the device.
+        # Other options are for the workers' device. Some, such as memory snapshots, would access this device.
         supported = COMMON_OPTIONS & supported_options(device_backend(_DEVICE))
         options = {**request.options, "activities": [_DEVICE]}
         frontend_request = attrs.evolve(
