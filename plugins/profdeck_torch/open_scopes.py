@@ -7,21 +7,22 @@ started. If that recording has already stopped, its memory has been freed, and t
 
 from __future__ import annotations
 
-import collections
 import functools
 import weakref
 
 from torch.autograd.profiler import record_function
 
-_scopes: collections.deque[weakref.ref[record_function]] = collections.deque()
-"""Scopes that started during recordings, in the order of their start."""
+_scopes: dict[weakref.ref[record_function], None] = {}
+"""Scopes that started during recordings, sorted by their last start. A decorator starts the same scope repeatedly."""
 _enter = record_function.__enter__
 
 
 # TorchScript compiles this class from its source, so the wrapper must expose the original method.
 @functools.wraps(_enter)
 def _enter_and_remember(self: record_function) -> record_function:
-    _scopes.append(weakref.ref(self))
+    reference = weakref.ref(self)
+    _scopes.pop(reference, None)
+    _scopes[reference] = None
     return _enter(self)
 
 
@@ -34,9 +35,9 @@ def unwatch() -> None:
     """Stop tracking new scopes, and remove deleted scopes."""
     if record_function.__enter__ is _enter_and_remember:  # another tool may have replaced it
         record_function.__enter__ = _enter
-    for _ in range(len(_scopes)):
-        if (scope := _scopes.popleft())() is not None:
-            _scopes.append(scope)
+    for reference in [*_scopes]:
+        if reference() is None:
+            del _scopes[reference]
 
 
 def end_all() -> None:
@@ -45,6 +46,7 @@ def end_all() -> None:
     Ending a scope again has no effect.
     """
     while _scopes:
-        scope = _scopes.pop()()
+        reference, _ = _scopes.popitem()
+        scope = reference()
         if scope is not None and scope.record is not None:
             record_function.__exit__(scope, None, None, None)

@@ -64,9 +64,8 @@ PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisati
 OTHER_THREAD, PAGEABLE, SMALL = "other-thread", "pageable-copies", "small-kernels"
 GRAPH_BREAKS, REPEATED, CONTENTION = "graph-breaks", "repeated-forward", "gil-contention"
 NEW_BUFFERS, DEEP_COPY, EXPOSED_COPIES = "new-buffers", "deep-copies", "exposed-copies"
-SMALL_BATCHES = "small-batches"
 INITIALISATION, UNPICKLING, OPEN_FUNCTION = "initialisation", "unpickling", "open-function"
-ANOMALY_DETECTION, CHECKPOINT_LOAD = "anomaly-detection", "checkpoint-load"
+ANOMALY_DETECTION, CHECKPOINT_LOAD, SMALL_BATCHES = "anomaly-detection", "checkpoint-load", "small-batches"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
@@ -488,6 +487,7 @@ class PathCauses:
         called = {texts[of]: of for of in group.calls if of >= 0} if cause == CHECKPOINT else {}
         if loads := [of for text, of in called.items() if is_checkpoint_load(text)]:
             name = loads[0]
+            # Only the calls of the entire group show whether the steps also save checkpoints.
             if not any(map(is_checkpoint, called)):
                 cause = CHECKPOINT_LOAD
                 name = next((of for text, of in called.items() if is_state_load(text)), name)

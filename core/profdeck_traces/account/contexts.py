@@ -58,8 +58,8 @@ def mark_checkpoint_loads(events: Events, kinds: NDArray[np.uint8]) -> None:
     """Label functions that load a checkpoint.
 
     Files that a data loader or a data set reads contain data. Functions that load such files keep their kind. If the
-    job saves no checkpoint, a ``load_state_dict`` that directly follows in the same function is also marked: a job that
-    keeps the loaded model in memory does not need it.
+    job saves no checkpoint, a ``load_state_dict`` that directly follows in the same function is also labelled: a job
+    that keeps the loaded model in memory does not need it.
 
     Args:
         events: The trace.
@@ -101,7 +101,7 @@ def mark_anomaly_detection(events: Events, kinds: NDArray[np.uint8]) -> None:
 
 
 def _called_by(events: Events, selected: Mask, callers: Mask) -> Mask:
-    """Return a mask of the selected events that a caller calls directly."""
+    """Return a mask of the selected events whose parent is one of the callers."""
     rows = np.flatnonzero(selected)
     parent = events.parent[rows]
     result = np.zeros(events.complete, np.bool_)
@@ -110,7 +110,7 @@ def _called_by(events: Events, selected: Mask, callers: Mask) -> Mask:
 
 
 def _mark_files_inside(events: Events, kinds: NDArray[np.uint8], kind: RowKind) -> None:
-    """Label reads and writes inside the given events as frames. They are no file access of the caller."""
+    """Label reads and writes inside the given events as frames, because the caller does not access these files."""
     if (kinds == kind).any():
         inside = events.innermost(kinds == kind) >= 0
         kinds[inside & np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))] = RowKind.FRAME

@@ -45,9 +45,9 @@ def windows_on_device(steps: TraceSteps) -> StepWindows:
     at_once = np.append(pause <= allowed, np.zeros(min(1, len(step)), dtype=bool))
     end = np.where(at_once, follows, np.minimum(np.maximum(own_end[step], start), follows))
     if kind == GLOBAL_STEP:
-        is_alone = ~at_once & ~np.append(np.zeros(min(1, len(step)), dtype=bool), at_once[:-1])
+        is_alone = ~at_once & ~np.append(False, at_once)[:-1]
         end = np.where(is_alone, np.minimum(np.maximum(end, steps.end_ns[step]), follows), end)
-        earliest = np.append(np.zeros(min(1, len(step)), dtype=np.int64), end[:-1])
+        earliest = np.append(0, end)[:-1]
         start = np.where(is_alone, np.maximum(np.minimum(start, steps.start_ns[step]), earliest), start)
     return StepWindows(step, start, end)
 
@@ -80,7 +80,7 @@ def steps_of_device(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     assert windows.end_ns is not None  # noqa: S101 - for the type checker; `windows_on_device` always sets it
     used = windows.end_ns > begin_ns
     step, start, end = windows.step[used], windows.start_ns[used], windows.end_ns[used]
-    is_followed = np.append(end[:-1] == start[1:], np.zeros(min(1, len(step)), dtype=bool))
+    is_followed = np.append(end[:-1] == start[1:], False)[: len(step)]
     spans = (work.busy, work.compute, work.communication, work.others, work.memory)
     times = [time_before(of_kind, end) - time_before(of_kind, start) for of_kind in spans]
     idle = None if host is None else _idle_of_steps(work.busy, start, end, host).T.tolist()

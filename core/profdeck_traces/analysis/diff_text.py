@@ -12,7 +12,7 @@ from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.owner_names import function_text, located_name, title_text
 from profdeck_traces.analysis.short_names import short_kernel
 
-SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
+SECTIONS = {"annotations": "stage or annotation", "categories": "class", "kernels": "kernel", "operators": "operator"}
 MANY = {
     "annotations": "stages and annotations",
     "categories": "classes",
@@ -287,7 +287,7 @@ def _largest_owners(owners: Sequence[tuple[str, float]], total_us: float, shown_
     Args:
         owners: Changes in microseconds per step, largest first.
         total_us: Change of the account's step.
-        shown_us: Change of which "most of it" must be at least half.
+        shown_us: Change that the sentence states. "Most of it" requires at least half of this change.
     """
     listed = owners[:_MOST_PARTS]
     rest_us = total_us - sum(time_us for _, time_us in listed)

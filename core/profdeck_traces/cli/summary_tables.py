@@ -325,7 +325,7 @@ def _annotations(rank: RankSummary, width: int, limit: int | None) -> _Table:
     marks = {step.name for step in rank.steps}
     found = sorted((one for one in rank.annotations if one.name not in marks), key=lambda one: -one.total_us)
     rows = [[f"{one.count:,}", _ms(one.total_us), f"{one.max_us / 1000:,.3f}", one.name] for one in found[:limit]]
-    return _with_rest(aligned(("calls", "total ms", "max ms", "stage or mark"), rows, width), len(found), limit)
+    return _with_rest(aligned(("calls", "total ms", "max ms", "stage or annotation"), rows, width), len(found), limit)
 
 
 def _overview(ranks: Sequence[RankSummary], labels: Mapping[str, str], width: int) -> _Table:
